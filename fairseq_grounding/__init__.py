@@ -1,0 +1,1 @@
+"""Grounded image captioning for fairseq: ``--user-dir`` points here, and importing registers everything."""

@@ -1,0 +1,57 @@
+"""``fairseq-grounding``: one module here a sub-command.
+
+A sub-command's module holds ``add_arguments(parser)`` and ``run(args)``; its docstring's first line is its help.
+It imports what it needs inside ``run``, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import GroundingError
+
+COMMANDS = ("prepare-regions", "prepare-captions", "inspect", "evaluate", "draw", "user-dir")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all sub-commands."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-grounding",
+        description="Prepare regions and captions for fairseq_grounding, score what its models say, draw it.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+        description = (module.__doc__ or "").strip()
+        sub = commands.add_parser(
+            name,
+            help=description.splitlines()[0],
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one sub-command and return its exit code: 0, or 1 after one line on standard error."""
+    args = build_parser().parse_args(argv)
+    try:
+        args.run(args)
+        sys.stdout.flush()
+    except GroundingError as error:
+        print(f"fairseq-grounding {args.command}: error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # the reader of our output (head, less) went away: not an error; keep Python from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(f"fairseq-grounding {args.command}: interrupted", file=sys.stderr)
+        return 130
+    return 0
