@@ -1,0 +1,1 @@
+"""What models read: regions, captions, nouns and boxes, and the data sets made of them."""
