@@ -125,7 +125,7 @@ class CiderD:
             code = known[order][where]
             hypothesis = positions.sequence[where]
             # an n-gram that no image has weighs as much as one that a single image has
-            weight: Floats = count * np.where(code >= 0, self._idf[order][code], self._log_images)
+            weight = np.where(code >= 0, self._idf[order][code], self._log_images) * count.astype(np.float64)
             norm = np.sqrt(_sums(hypothesis, weight * weight, total))
 
             seen = code >= 0
