@@ -66,6 +66,7 @@ class RegionStore:
         source: where the regions come from, in the words of whoever wrote the store ("" when unsaid).
         dtype: the stored type of the features, float16 or float32.
         rows: the number of regions of all images.
+        offsets: (N + 1,) int64, image n owns the rows ``offsets[n]:offsets[n + 1]``.
         counts: (N,) int64, regions an image.
         image_sizes: (N, 2) int32, width and height in pixels.
         has_labels, has_scores: whether the optional datasets are there.
@@ -80,6 +81,7 @@ class RegionStore:
     source: str
     dtype: np.dtype
     rows: int
+    offsets: np.ndarray
     counts: np.ndarray
     image_sizes: np.ndarray
     has_labels: bool
@@ -155,9 +157,9 @@ class RegionStore:
         self.has_labels, self.has_scores = "labels" in file, "scores" in file
         self.source = _text(file.attrs.get("source")) or ""
 
-        self._offsets = file["offsets"][()].astype(np.int64)
-        self.counts = np.diff(self._offsets)
-        if self._offsets[0] != 0 or self._offsets[-1] != self.rows or (self.counts < 0).any():
+        self.offsets = file["offsets"][()].astype(np.int64)
+        self.counts = np.diff(self.offsets)
+        if self.offsets[0] != 0 or self.offsets[-1] != self.rows or (self.counts < 0).any():
             raise self._refuse(f"'offsets' does not run from 0 up to the {self.rows} rows of features")
         self.image_sizes = file["image_sizes"][()].astype(np.int32)
 
@@ -223,7 +225,7 @@ class RegionStore:
         try:
             return self._dataset(name)[start:stop]
         except (OSError, RuntimeError) as error:
-            n = int(np.searchsorted(self._offsets, start, side="right")) - 1
+            n = int(np.searchsorted(self.offsets, start, side="right")) - 1
             raise GroundingError(
                 f"{self.path}: the {name} of image {self.image_ids[n]!r} cannot be read "
                 f"({_one_line(error)}); the file is damaged, write or copy it again"
@@ -250,7 +252,7 @@ class RegionStore:
         for image_id in self.image_ids:
             text = image_id.encode()
             digest.update(len(text).to_bytes(8, "little") + text)
-        digest.update(self._offsets.astype("<i8").tobytes())
+        digest.update(self.offsets.astype("<i8").tobytes())
         digest.update(self.image_sizes.astype("<i4").tobytes())
         for name, kind, there in (
             ("boxes", "<f4", True),
@@ -277,7 +279,7 @@ class RegionStore:
     def _of_image(self, name: str, n: int, limit: int | None = None) -> np.ndarray:
         if not 0 <= n < len(self.image_ids):
             raise IndexError(f"image {n} of {len(self.image_ids)}")
-        start, stop = int(self._offsets[n]), int(self._offsets[n + 1])
+        start, stop = int(self.offsets[n]), int(self.offsets[n + 1])
         if start == stop:
             raise GroundingError(
                 f"{self.path}: image {self.image_ids[n]!r} has no regions; leave it out of the store"
