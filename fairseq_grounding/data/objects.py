@@ -1,0 +1,174 @@
+"""``objects.json``: the boxes of Flickr30k Entities tied to the words of prepared captions."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import GroundingError
+from .captions import Caption, images_of
+from .flickr30k_entities import Annotation, Sentence, normalise, read_annotation, read_sentences, tie
+from .prepared import OBJECTS_FORMAT, OBJECTS_VERSION
+
+# what meta.json says of the annotation; phrases left out are counted by the first reason that holds
+_COUNTS = (
+    "images",
+    "images_rescaled",
+    "phrases",
+    "phrases_boxed",
+    "phrases_not_visual",
+    "phrases_without_box",
+    "phrases_not_tied",
+    "phrases_without_noun",
+    "captions_without_sentence",
+)
+
+
+def build_objects(
+    entities: str | os.PathLike[str],
+    captions: Sequence[Caption],
+    nouns: Sequence[np.ndarray],
+    lemmas: Mapping[str, str],
+    sizes: Mapping[str, tuple[int, int]],
+    min_class_count: int,
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Tie phrases to captions.
+
+    Args:
+        entities: folder with ``Sentences/ID.txt`` and ``Annotations/ID.xml``.
+        captions: all captions, those of one image adjacent.
+        nouns: for each caption (W,), 1 where the word is a noun.
+        lemmas: the lemma of each word.
+        sizes: width and height of each image in the region store. Boxes of an annotation that states another
+            size are scaled to it.
+        min_class_count: phrases whose head noun has a lemma that heads fewer boxed phrases get no class.
+
+    Returns:
+        What ``objects.json`` holds, and counts for ``meta.json``.
+
+    Raises:
+        GroundingError: the folder has no file for any image or one file of a pair, or a file is malformed.
+    """
+    folder = Path(entities)
+    for name in ("Sentences", "Annotations"):
+        if not (folder / name).is_dir():
+            raise GroundingError(
+                f"--entities {folder}: has no folder {name}; give the folder with Sentences and Annotations"
+            )
+    counts = Counter(dict.fromkeys(_COUNTS, 0))
+    images: dict[str, list[list[dict[str, Any]]]] = {}
+    tokens: dict[str, list[list[str]]] = {}
+    splits: dict[str, str] = {}
+    mask_of = {(caption.image_id, caption.index): mask for caption, mask in zip(captions, nouns)}
+    bar = tqdm(images_of(captions).items(), desc="entities", unit=" images", disable=None)
+    for image_id, own in bar:
+        pair = folder / "Sentences" / f"{image_id}.txt", folder / "Annotations" / f"{image_id}.xml"
+        there = [path.is_file() for path in pair]
+        if not any(there):
+            continue
+        if not all(there):
+            raise GroundingError(
+                f"{pair[there.index(False)]}: is missing, but {pair[there.index(True)]} is there"
+            )
+        sentences, annotation = read_sentences(pair[0]), read_annotation(pair[1])
+        counts["images"] += 1
+        boxes = _scaled_boxes(annotation, sizes[image_id])
+        counts["images_rescaled"] += annotation.size != tuple(sizes[image_id])
+        images[image_id] = []
+        for caption, sentence in zip(own, _pair_up(own, sentences)):
+            if sentence is None:
+                counts["captions_without_sentence"] += 1
+                images[image_id].append([])
+            else:
+                mask = mask_of[image_id, caption.index]
+                images[image_id].append(_entries(caption, mask, sentence, boxes, lemmas, counts))
+        tokens[image_id] = [caption.tokens for caption in own]
+        splits[image_id] = own[0].split
+    if not images:
+        raise GroundingError(
+            f"--entities {folder}: has files for none of the captions' images; check the ids"
+        )
+    classes = _set_classes(images, min_class_count)
+    objects = {
+        "format": OBJECTS_FORMAT,
+        "version": OBJECTS_VERSION,
+        "classes": classes,
+        "lemmas": dict(sorted(lemmas.items())),
+        "images": images,
+        "tokens": tokens,
+        "sizes": {image_id: list(sizes[image_id]) for image_id in images},
+        "splits": splits,
+    }
+    return objects, {**counts, "classes": len(classes)}
+
+
+def _pair_up(captions: Sequence[Caption], sentences: Sequence[Sentence]) -> list[Sentence | None]:
+    # by wording where that is the same, since files list captions in different orders; else by number
+    left = dict(enumerate(sentences))
+    wording = {n: "".join(map(normalise, sentence.words)) for n, sentence in left.items()}
+    paired: list[Sentence | None] = []
+    for caption in captions:
+        own = "".join(map(normalise, caption.tokens))
+        same = [n for n in left if wording[n] == own]
+        number = caption.index if caption.index in same else next(iter(same), None)
+        paired.append(None if number is None else left.pop(number))
+    return [
+        left.pop(caption.index, None) if pair is None else pair for caption, pair in zip(captions, paired)
+    ]
+
+
+def _scaled_boxes(annotation: Annotation, size: tuple[int, int]) -> dict[str, list[list[float]]]:
+    scale = np.array([size[0] / annotation.size[0], size[1] / annotation.size[1]] * 2)
+    if (scale == 1).all():
+        return {entity: [list(box) for box in boxes] for entity, boxes in annotation.boxes.items()}
+    return {entity: (np.array(boxes) * scale).tolist() for entity, boxes in annotation.boxes.items()}
+
+
+def _entries(
+    caption: Caption,
+    nouns: np.ndarray,
+    sentence: Sentence,
+    boxes: Mapping[str, list[list[float]]],
+    lemmas: Mapping[str, str],
+    counts: Counter[str],
+) -> list[dict[str, Any]]:
+    entries = []
+    for phrase, span in zip(sentence.phrases, tie(sentence, caption.tokens)):
+        counts["phrases"] += 1
+        if phrase.entity == "0":
+            counts["phrases_not_visual"] += 1
+        elif phrase.entity not in boxes:
+            counts["phrases_without_box"] += 1
+        elif span is None:
+            counts["phrases_not_tied"] += 1
+        elif not nouns[span[0] : span[1]].any():
+            counts["phrases_without_noun"] += 1
+        else:
+            counts["phrases_boxed"] += 1
+            head = span[0] + int(np.flatnonzero(nouns[span[0] : span[1]])[-1])
+            entries.append(
+                {
+                    "word": head,
+                    "class": lemmas[caption.tokens[head]],
+                    "boxes": boxes[phrase.entity],
+                    "span": list(span),
+                    "types": list(phrase.types),
+                    "entity": phrase.entity,
+                }
+            )
+    return entries
+
+
+def _set_classes(images: Mapping[str, list[list[dict[str, Any]]]], min_class_count: int) -> list[str]:
+    entries = [entry for captions in images.values() for caption in captions for entry in caption]
+    times = Counter(entry["class"] for entry in entries)
+    for entry in entries:
+        if times[entry["class"]] < min_class_count:
+            entry["class"] = None
+    return sorted(lemma for lemma, count in times.items() if count >= min_class_count)
