@@ -73,8 +73,7 @@ def _inspect_store(args: argparse.Namespace) -> None:
         write_json(args.json, report)
     if report["broken"]:
         raise GroundingError(
-            f"{args.file}: {', '.join(report['broken'])}; extract the images named above again "
-            "or leave them out"
+            f"{args.file}: {', '.join(report['broken'])}; extract the images named above again or leave them out"
         )
 
 

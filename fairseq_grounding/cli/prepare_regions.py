@@ -34,12 +34,8 @@ def _options() -> dict[str, tuple[Option, list[str]]]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that all formats share, then those of some."""
     parser.add_argument("--format", required=True, choices=list(IMPORTERS), help="what --input is")
-    parser.add_argument(
-        "--input", required=True, type=Path, metavar="PATH", help="the file or folder to read"
-    )
-    parser.add_argument(
-        "--out", required=True, type=Path, metavar="FILE", help="the region store to write (.h5)"
-    )
+    parser.add_argument("--input", required=True, type=Path, metavar="PATH", help="the file or folder to read")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the region store to write (.h5)")
     parser.add_argument(
         "--dtype",
         default="float16",
@@ -56,12 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
         metavar="TEXT",
-        help="where the regions come from (detector, extractor), kept in the store; default: the input's name",
+        help="where the regions come from (detector, extractor), kept in the store; by default its name",
     )
     for option, formats in _options().values():
-        parser.add_argument(
-            option.flag, type=option.type, metavar="NAME", help=f"{', '.join(formats)}: {option.help}"
-        )
+        parser.add_argument(option.flag, type=option.type, metavar="NAME", help=f"{', '.join(formats)}: {option.help}")
 
 
 @contextmanager

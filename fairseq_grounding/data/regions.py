@@ -91,9 +91,7 @@ class RegionStore:
         self.path = Path(path)
         self._handle: tuple[int, dict[str, h5py.Dataset]] | None = None
         if not self.path.is_file():
-            raise GroundingError(
-                f"{self.path}: no such file; write one with fairseq-grounding prepare-regions"
-            )
+            raise GroundingError(f"{self.path}: no such file; write one with fairseq-grounding prepare-regions")
         try:
             with h5py.File(self.path, "r") as file:
                 self._check_header(file)
@@ -104,9 +102,7 @@ class RegionStore:
             ) from error
 
     def _refuse(self, what: str) -> GroundingError:
-        return GroundingError(
-            f"{self.path}: {what}; write the store again with fairseq-grounding prepare-regions"
-        )
+        return GroundingError(f"{self.path}: {what}; write the store again with fairseq-grounding prepare-regions")
 
     def _check_header(self, file: h5py.File) -> None:
         kind = _text(file.attrs.get("format"))
@@ -117,9 +113,7 @@ class RegionStore:
             )
         version = file.attrs.get("version")
         if version != VERSION:
-            raise self._refuse(
-                f"has version {version} of the format, and this program reads version {VERSION}"
-            )
+            raise self._refuse(f"has version {version} of the format, and this program reads version {VERSION}")
         for name in _REQUIRED:
             if name not in file:
                 raise self._refuse(f"has no dataset '{name}'")
@@ -130,16 +124,12 @@ class RegionStore:
     def _read_index(self, file: h5py.File) -> None:
         features, images = file["features"], file["image_ids"].size
         if features.ndim != 2 or features.dtype not in (np.float16, np.float32):
-            raise self._refuse(
-                f"'features' is {features.shape} {features.dtype}, not (rows, size) float16 or float32"
-            )
+            raise self._refuse(f"'features' is {features.shape} {features.dtype}, not (rows, size) float16 or float32")
         self.rows, self.feature_size = features.shape
         self.dtype = features.dtype
         stated = file.attrs.get("feature_size")
         if stated != self.feature_size:
-            raise self._refuse(
-                f"the attribute 'feature_size' is {stated}, the features have {self.feature_size}"
-            )
+            raise self._refuse(f"the attribute 'feature_size' is {stated}, the features have {self.feature_size}")
         shapes = {
             "boxes": ((self.rows, 4), "f"),
             "offsets": ((images + 1,), "iu"),
@@ -246,9 +236,7 @@ class RegionStore:
         unseen. It does not depend on how the file is laid out (chunks, compression) nor on the attribute
         ``source``.
         """
-        digest = hashlib.sha256(
-            f"{FORMAT} {VERSION} {self.rows} {self.feature_size} {self.dtype.name}\n".encode()
-        )
+        digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.rows} {self.feature_size} {self.dtype.name}\n".encode())
         for image_id in self.image_ids:
             text = image_id.encode()
             digest.update(len(text).to_bytes(8, "little") + text)
@@ -264,9 +252,7 @@ class RegionStore:
                 for _, block in self.blocks(name):
                     digest.update(block.astype(kind).tobytes())
         for row in np.unique(np.linspace(0, max(0, self.rows - 1), _HASHED_ROWS).round().astype(np.int64)):
-            digest.update(
-                self.read_rows("features", row, row + 1).astype(self.dtype.newbyteorder("<")).tobytes()
-            )
+            digest.update(self.read_rows("features", row, row + 1).astype(self.dtype.newbyteorder("<")).tobytes())
         return digest.hexdigest()
 
     def _dataset(self, name: str) -> h5py.Dataset:
@@ -281,9 +267,7 @@ class RegionStore:
             raise IndexError(f"image {n} of {len(self.image_ids)}")
         start, stop = int(self.offsets[n]), int(self.offsets[n + 1])
         if start == stop:
-            raise GroundingError(
-                f"{self.path}: image {self.image_ids[n]!r} has no regions; leave it out of the store"
-            )
+            raise GroundingError(f"{self.path}: image {self.image_ids[n]!r} has no regions; leave it out of the store")
         if limit is not None:
             stop = min(stop, start + limit)
         return self.read_rows(name, start, stop)
@@ -388,9 +372,7 @@ class RegionWriter:
         if labels is not None:
             columns["labels"] = _check_column(image_id, "labels", np.asarray(labels), len(features), np.int32)
         if scores is not None:
-            columns["scores"] = _check_column(
-                image_id, "scores", np.asarray(scores), len(features), np.float32
-            )
+            columns["scores"] = _check_column(image_id, "scores", np.asarray(scores), len(features), np.float32)
         try:
             if not self._spills:
                 for name, values in columns.items():
@@ -414,13 +396,10 @@ class RegionWriter:
     def _check_features(self, image_id: str, features: np.ndarray) -> np.ndarray:
         if features.ndim != 2 or features.dtype.kind not in "fiu":
             raise GroundingError(
-                f"image {image_id!r}: features are {features.shape} {features.dtype}, "
-                "not (regions, size) numbers"
+                f"image {image_id!r}: features are {features.shape} {features.dtype}, not (regions, size) numbers"
             )
         if not len(features):
-            raise GroundingError(
-                f"image {image_id!r}: has no regions; leave it out, or give it a whole-image box"
-            )
+            raise GroundingError(f"image {image_id!r}: has no regions; leave it out, or give it a whole-image box")
         size = features.shape[1] if self.feature_size is None else self.feature_size
         if features.shape[1] != size or not size:
             raise GroundingError(
@@ -462,9 +441,7 @@ class RegionWriter:
 
     def _cannot_write(self, error: Exception) -> GroundingError:
         reason = getattr(error, "strerror", None) or _one_line(error)
-        return GroundingError(
-            f"{self.path}: cannot be written ({reason}); is its folder there, and is there space?"
-        )
+        return GroundingError(f"{self.path}: cannot be written ({reason}); is its folder there, and is there space?")
 
 
 class _Spill:
@@ -491,9 +468,7 @@ class _Spill:
 def check_image_id(image_id: str) -> None:
     """Refuse ids that captions or HDF5 could not hold: empty, with control characters, or not UTF-8."""
     if not image_id or any(ord(letter) < 32 for letter in image_id):
-        raise GroundingError(
-            f"image {image_id!r}: an id must have letters and no control characters; rename it"
-        )
+        raise GroundingError(f"image {image_id!r}: an id must have letters and no control characters; rename it")
     try:
         image_id.encode()
     except UnicodeEncodeError as error:
@@ -527,8 +502,7 @@ def _check_size(image_id: str, size: tuple[int, int]) -> tuple[int, int]:
 def _check_boxes(image_id: str, boxes: np.ndarray, regions: int, size: tuple[int, int]) -> np.ndarray:
     if boxes.shape != (regions, 4) or boxes.dtype.kind not in "fiu":
         raise GroundingError(
-            f"image {image_id!r}: boxes are {boxes.shape} {boxes.dtype}, "
-            f"not ({regions}, 4) numbers, one row a region"
+            f"image {image_id!r}: boxes are {boxes.shape} {boxes.dtype}, not ({regions}, 4) numbers, one row a region"
         )
     bad, outside = broken_boxes(boxes, np.array(size))
     for wrong, what in (
@@ -553,9 +527,7 @@ def _check_column(image_id: str, name: str, values: np.ndarray, regions: int, dt
         )
     stored: np.ndarray = values.astype(dtype)
     if not (np.isfinite(stored).all() and (not whole or (stored == values).all())):
-        raise GroundingError(
-            f"image {image_id!r}: {name} hold a number that does not fit into {stored.dtype}"
-        )
+        raise GroundingError(f"image {image_id!r}: {name} hold a number that does not fit into {stored.dtype}")
     return stored
 
 

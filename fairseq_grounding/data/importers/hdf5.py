@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,10 @@ class Hdf5Importer(Importer):
             "dataset of the image sizes in pixels, (N, 2) width and height, or two datasets WIDTHS,HEIGHTS; "
             "default image_sizes",
         ),
-        Option(
-            "--counts-key", "dataset of the number of regions of each image, (N,); default counts, if there"
-        ),
+        Option("--counts-key", "dataset of the number of regions of each image, (N,); default counts, if there"),
         Option(
             "--offsets-key",
-            "flat rows: dataset of where each image's rows begin, and their end, (N + 1,); "
-            "default offsets, if there",
+            "flat rows: dataset of where each image's rows begin, and their end, (N + 1,); default offsets, if there",
         ),
         Option("--labels-key", "dataset of the detector's classes; default labels, if there"),
         Option("--scores-key", "dataset of the detector's confidences; default scores, if there"),
@@ -66,16 +64,19 @@ class Hdf5Importer(Importer):
         if not path.is_file():
             raise GroundingError(f"{path}: no such file; --input of hdf5 is an HDF5 file")
         try:
-            self.file = h5py.File(path, "r")
-            self.features = self._required("--features-key", features_key)
-            self.boxes = self._required("--boxes-key", boxes_key)
-            self.labels = self._optional("--labels-key", labels_key, "labels")
-            self.scores = self._optional("--scores-key", scores_key, "scores")
-            self.ids = self._read_ids(self._required("--ids-key", ids_key))
-            self.sizes = self._read_sizes(sizes_key)
-            self.padded = self.features.ndim == 3
-            self._check_shapes()
-            self.starts, self.counts = self._read_extents(counts_key, offsets_key)
+            with ExitStack() as stack:
+                self.file = stack.enter_context(h5py.File(path, "r"))
+                self.features = self._required("--features-key", features_key)
+                self.boxes = self._required("--boxes-key", boxes_key)
+                self.labels = self._optional("--labels-key", labels_key, "labels")
+                self.scores = self._optional("--scores-key", scores_key, "scores")
+                self.ids = self._read_ids(self._required("--ids-key", ids_key))
+                self.sizes = self._read_sizes(sizes_key)
+                self.padded = self.features.ndim == 3
+                self._check_shapes()
+                self.starts, self.counts = self._read_extents(counts_key, offsets_key)
+                # without an error the file stays open, for the images
+                stack.pop_all()
         except (OSError, RuntimeError) as error:
             raise self._unreadable("", error) from error
 
@@ -133,9 +134,7 @@ class Hdf5Importer(Importer):
 
     def _unreadable(self, where: str, error: Exception) -> GroundingError:
         reason = " ".join(str(error).split())
-        return GroundingError(
-            f"{self.path}: cannot be read as HDF5 ({where}{reason}); is it cut short or damaged?"
-        )
+        return GroundingError(f"{self.path}: cannot be read as HDF5 ({where}{reason}); is it cut short or damaged?")
 
     def _required(self, flag: str, key: str) -> h5py.Dataset:
         found = self.file.get(key)
@@ -162,10 +161,7 @@ class Hdf5Importer(Importer):
         if dataset.ndim != 1 or dataset.dtype.kind not in "OSiu":
             raise self._odd("--ids-key", dataset, "one string or integer an image")
         try:
-            return [
-                value.decode("utf-8") if isinstance(value, bytes) else str(value)
-                for value in dataset[()].tolist()
-            ]
+            return [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in dataset[()].tolist()]
         except UnicodeDecodeError as error:
             raise GroundingError(f"{self.path}: '{dataset.name}' holds an id that is not UTF-8") from error
 
@@ -185,9 +181,7 @@ class Hdf5Importer(Importer):
             raise GroundingError(
                 f"{self.path}: --offsets-key goes with flat features and without --counts-key; leave it out"
             )
-        offsets = (
-            None if self.padded or counts_key else self._optional("--offsets-key", offsets_key, "offsets")
-        )
+        offsets = None if self.padded or counts_key else self._optional("--offsets-key", offsets_key, "offsets")
         counts = None if offsets is not None else self._optional("--counts-key", counts_key, "counts")
         if offsets is not None:
             if offsets.shape != (images + 1,) or offsets.dtype.kind not in "iu":
@@ -203,28 +197,26 @@ class Hdf5Importer(Importer):
             if counts.size != images or counts.dtype.kind not in "iu":
                 raise self._odd("--counts-key", counts, f"{images} integers, for {images} images")
             numbers = counts[()].reshape(-1).astype(np.int64)
+            rows = len(self.features)
+            most = self.features.shape[1] if self.padded else rows
+            if (numbers < 0).any() or (numbers > most).any() or not (self.padded or numbers.sum() == rows):
+                raise GroundingError(
+                    f"{self.path}: '{counts.name}' does not go with the features {self.features.shape}; "
+                    "name another dataset with --counts-key"
+                )
         elif self.padded:
             numbers = np.full(images, self.features.shape[1], np.int64)
         else:
             raise GroundingError(
                 f"{self.path}: '{self.features.name}' is {self.features.shape}, one row a region, so name "
-                "the dataset that says which rows an image owns, with --offsets-key or --counts-key; "
-                + self._listing()
-            )
-        most = self.features.shape[1] if self.padded else len(self.features)
-        if (numbers < 0).any() or (numbers > most).any() or (not self.padded and numbers.sum() != most):
-            raise GroundingError(
-                f"{self.path}: '{counts.name if counts is not None else 'counts'}' does not go with the "
-                f"features, which are {self.features.shape}"
+                "the dataset that says which rows an image owns, with --offsets-key or --counts-key; " + self._listing()
             )
         return np.concatenate([np.zeros(1, np.int64), numbers.cumsum()]), numbers
 
     def _check_shapes(self) -> None:
         shape = self.features.shape
         if len(shape) not in (2, 3) or (self.padded and shape[0] != len(self.ids)):
-            raise self._odd(
-                "--features-key", self.features, f"(N, R, D) or (rows, D) for {len(self.ids)} images"
-            )
+            raise self._odd("--features-key", self.features, f"(N, R, D) or (rows, D) for {len(self.ids)} images")
         if self.boxes.shape != (*shape[:-1], 4):
             raise self._odd("--boxes-key", self.boxes, f"{(*shape[:-1], 4)}, as the features are {shape}")
         for flag, dataset in (("--labels-key", self.labels), ("--scores-key", self.scores)):

@@ -31,9 +31,7 @@ class NpzDirImporter(Importer):
             raise GroundingError(f"{path}: is not a folder; --input of npz-dir is the folder of ID.npz files")
         self.files = sorted(file for file in path.glob("*.npz") if not file.name.startswith("."))
         if not self.files:
-            raise GroundingError(
-                f"{path}: holds no .npz file; --input of npz-dir is the folder of ID.npz files"
-            )
+            raise GroundingError(f"{path}: holds no .npz file; --input of npz-dir is the folder of ID.npz files")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -80,9 +78,7 @@ def _read_milvlg(path: Path, image_id: str, arrays: np.lib.npyio.NpzFile) -> Rec
     if "num_bbox" in arrays:
         (count,) = _whole_numbers(path, arrays, "num_bbox", 1)
         if not 0 <= count <= len(boxes):
-            raise GroundingError(
-                f"{path}: num_bbox is {count}, but there are {len(boxes)} boxes; save them all"
-            )
+            raise GroundingError(f"{path}: num_bbox is {count}, but there are {len(boxes)} boxes; save them all")
         features, boxes = features[:count], boxes[:count]
     width, height = (_whole_numbers(path, arrays, key, 1)[0] for key in ("image_w", "image_h"))
     return Record(image_id, features, boxes, (width, height))
