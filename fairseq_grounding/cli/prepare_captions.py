@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> None:
 def summary(meta: dict[str, Any]) -> list[str]:
     """What ``meta.json`` says, in a few lines."""
     lines = [
-        f"{name}: {counts['captions']} captions of {counts['images']} images"
-        for name, counts in meta["splits"].items()
+        f"{name}: {counts['captions']} captions of {counts['images']} images" for name, counts in meta["splits"].items()
     ]
     lines.append(
         f"dictionary: {meta['dictionary_size']} symbols; words that occur at least {meta['threshold']} times "
@@ -90,9 +89,7 @@ def summary(meta: dict[str, Any]) -> list[str]:
             f"{counts['phrases_without_noun']} without a noun"
         )
         if counts["captions_without_sentence"]:
-            lines.append(
-                f"  warning: {counts['captions_without_sentence']} captions have no annotated sentence"
-            )
+            lines.append(f"  warning: {counts['captions_without_sentence']} captions have no annotated sentence")
         if counts["images_rescaled"]:
             lines.append(
                 f"  warning: {counts['images_rescaled']} annotations state another image size than the "

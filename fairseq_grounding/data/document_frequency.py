@@ -9,9 +9,7 @@ import numpy as np
 MAX_N = 4
 
 
-def document_frequency(
-    captions: Sequence[np.ndarray], image_ids: Sequence[str]
-) -> tuple[np.ndarray, np.ndarray, int]:
+def document_frequency(captions: Sequence[np.ndarray], image_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
     """Count the n-grams of 1 to 4 tokens; one counts once an image, however often its captions hold it.
 
     Args:

@@ -139,16 +139,10 @@ def _add_object(annotation: Annotation, element: _Element, path: str | os.PathLi
     ids = [child.text.strip() for child in element.children if child.tag == "name"]
     if not ids or not all(ids):
         raise GroundingError(f"{path}: line {element.line}: the object has no <name> with an entity's id")
-    flags = {
-        child.tag
-        for child in element.children
-        if child.tag in ("scene", "nobox") and child.text.strip() == "1"
-    }
+    flags = {child.tag for child in element.children if child.tag in ("scene", "nobox") and child.text.strip() == "1"}
     boxes = [child for child in element.children if child.tag == "bndbox"]
     if not boxes and not flags:
-        raise GroundingError(
-            f"{path}: line {element.line}: the object has neither <bndbox> nor <scene>1 nor <nobox>1"
-        )
+        raise GroundingError(f"{path}: line {element.line}: the object has neither <bndbox> nor <scene>1 nor <nobox>1")
     for entity in ids:
         if "scene" in flags:
             annotation.scenes.add(entity)

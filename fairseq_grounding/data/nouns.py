@@ -62,9 +62,7 @@ class NounTagger:
         """
         masks = []
         found: dict[str, Counter[tuple[bool, str]]] = defaultdict(Counter)
-        bar = tqdm(
-            self._documents(captions), total=len(captions), desc="tagging", unit=" captions", disable=None
-        )
+        bar = tqdm(self._documents(captions), total=len(captions), desc="tagging", unit=" captions", disable=None)
         for words, document in zip(captions, bar):
             nouns = [token.pos_ in self.pos for token in document]
             masks.append(np.array(nouns, dtype=np.uint8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,38 @@ _COUNTS = (
 )
 
 
+def read_entities(
+    folder: str | os.PathLike[str], image_ids: Iterable[str]
+) -> dict[str, tuple[list[Sentence], Annotation]]:
+    """Read ``Sentences/ID.txt`` and ``Annotations/ID.xml`` in *folder*, of the images that have them.
+
+    Raises:
+        GroundingError: the folder has no file for any image or one file of a pair, or a file is malformed.
+    """
+    sentences, annotations = Path(folder) / "Sentences", Path(folder) / "Annotations"
+    for part in (sentences, annotations):
+        if not part.is_dir():
+            raise GroundingError(
+                f"--entities {folder}: has no folder {part.name}; give the one with Sentences and Annotations"
+            )
+    read = {}
+    for image_id in tqdm(image_ids, desc="entities", unit=" images", disable=None):
+        pair = sentences / f"{image_id}.txt", annotations / f"{image_id}.xml"
+        there = [path.is_file() for path in pair]
+        if all(there):
+            read[image_id] = read_sentences(pair[0]), read_annotation(pair[1])
+        elif any(there):
+            raise GroundingError(
+                f"{pair[there.index(False)]}: is missing, but {pair[there.index(True)]} is there; "
+                "add it, or remove the other"
+            )
+    if not read:
+        raise GroundingError(f"--entities {folder}: has files for none of the captions' images; check the ids")
+    return read
+
+
 def build_objects(
-    entities: str | os.PathLike[str],
+    entities: Mapping[str, tuple[list[Sentence], Annotation]],
     captions: Sequence[Caption],
     nouns: Sequence[np.ndarray],
     lemmas: Mapping[str, str],
@@ -41,7 +71,7 @@ def build_objects(
     """Tie phrases to captions.
 
     Args:
-        entities: folder with ``Sentences/ID.txt`` and ``Annotations/ID.xml``.
+        entities: of :func:`read_entities`.
         captions: all captions, those of one image adjacent.
         nouns: for each caption (W,), 1 where the word is a noun.
         lemmas: the lemma of each word.
@@ -51,32 +81,16 @@ def build_objects(
 
     Returns:
         What ``objects.json`` holds, and counts for ``meta.json``.
-
-    Raises:
-        GroundingError: the folder has no file for any image or one file of a pair, or a file is malformed.
     """
-    folder = Path(entities)
-    for name in ("Sentences", "Annotations"):
-        if not (folder / name).is_dir():
-            raise GroundingError(
-                f"--entities {folder}: has no folder {name}; give the folder with Sentences and Annotations"
-            )
     counts = Counter(dict.fromkeys(_COUNTS, 0))
     images: dict[str, list[list[dict[str, Any]]]] = {}
     tokens: dict[str, list[list[str]]] = {}
     splits: dict[str, str] = {}
     mask_of = {(caption.image_id, caption.index): mask for caption, mask in zip(captions, nouns)}
-    bar = tqdm(images_of(captions).items(), desc="entities", unit=" images", disable=None)
-    for image_id, own in bar:
-        pair = folder / "Sentences" / f"{image_id}.txt", folder / "Annotations" / f"{image_id}.xml"
-        there = [path.is_file() for path in pair]
-        if not any(there):
+    for image_id, own in images_of(captions).items():
+        if image_id not in entities:
             continue
-        if not all(there):
-            raise GroundingError(
-                f"{pair[there.index(False)]}: is missing, but {pair[there.index(True)]} is there"
-            )
-        sentences, annotation = read_sentences(pair[0]), read_annotation(pair[1])
+        sentences, annotation = entities[image_id]
         counts["images"] += 1
         boxes = _scaled_boxes(annotation, sizes[image_id])
         counts["images_rescaled"] += annotation.size != tuple(sizes[image_id])
@@ -90,10 +104,6 @@ def build_objects(
                 images[image_id].append(_entries(caption, mask, sentence, boxes, lemmas, counts))
         tokens[image_id] = [caption.tokens for caption in own]
         splits[image_id] = own[0].split
-    if not images:
-        raise GroundingError(
-            f"--entities {folder}: has files for none of the captions' images; check the ids"
-        )
     classes = _set_classes(images, min_class_count)
     objects = {
         "format": OBJECTS_FORMAT,
@@ -118,9 +128,7 @@ def _pair_up(captions: Sequence[Caption], sentences: Sequence[Sentence]) -> list
         same = [n for n in left if wording[n] == own]
         number = caption.index if caption.index in same else next(iter(same), None)
         paired.append(None if number is None else left.pop(number))
-    return [
-        left.pop(caption.index, None) if pair is None else pair for caption, pair in zip(captions, paired)
-    ]
+    return [left.pop(caption.index, None) if pair is None else pair for caption, pair in zip(captions, paired)]
 
 
 def _scaled_boxes(annotation: Annotation, size: tuple[int, int]) -> dict[str, list[list[float]]]:

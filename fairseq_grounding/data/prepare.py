@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..files import content_hash, read_json, writing_folder
 from .captions import Caption, images_of, read_karpathy
 from .document_frequency import document_frequency
 from .nouns import NOUN_POS, NounTagger, noun_table
-from .objects import build_objects
+from .objects import build_objects, read_entities
 from .prepared import SplitContent, write_prepared_folder
 from .regions import RegionStore
 
@@ -47,25 +48,22 @@ def prepare_captions(
         store = RegionStore(regions_path)
         train = [n for n, caption in enumerate(captions) if caption.split == "train"]
         if not train:
-            raise GroundingError(
-                f"{captions_path}: has no captions of the split train; nothing to learn from"
-            )
+            raise GroundingError(f"{captions_path}: has no captions of the split train; nothing to learn from")
         image_ids = list(images_of(captions))
         _check_regions(captions_path, store, image_ids)
+        _check_words(captions_path, captions)
+        dictionary = build_dictionary(Counter(word for n in train for word in captions[n].tokens), threshold)
+        annotated = None if entities is None else read_entities(entities, image_ids)
 
+        # what takes minutes comes last, so that whatever is wrong with the input is said before
         tagger = NounTagger(noun_pos)
         nouns, lemmas = tagger.tag([caption.tokens for caption in captions])
         table = noun_table([captions[n].tokens for n in train], [nouns[n] for n in train])
-        dictionary = build_dictionary(table, threshold)
-        splits = _encode(captions_path, captions, nouns, dictionary)
+        splits = _encode(captions, nouns, dictionary)
         objects, entity_counts = None, None
-        if entities is not None:
-            sizes = {
-                image_id: (int(width), int(height))
-                for image_id in image_ids
-                for width, height in [store.image_sizes[store.index(image_id)]]
-            }
-            objects, entity_counts = build_objects(entities, captions, nouns, lemmas, sizes, min_class_count)
+        if annotated is not None:
+            sizes = {i: (int(w), int(h)) for i in annotated for w, h in [store.image_sizes[store.index(i)]]}
+            objects, entity_counts = build_objects(annotated, captions, nouns, lemmas, sizes, min_class_count)
 
         words = sum(seen for seen, _ in table.values())
         known = sum(seen for word, (seen, _) in table.items() if dictionary.index(word) != dictionary.unk())
@@ -98,18 +96,16 @@ def prepare_captions(
     return written
 
 
-def build_dictionary(table: dict[str, tuple[int, int]], threshold: int) -> Dictionary:
-    """fairseq's dictionary of the words seen at least *threshold* times, by count and then alphabet."""
+def build_dictionary(counts: Mapping[str, int], threshold: int) -> Dictionary:
+    """fairseq's dictionary of the words that occur at least *threshold* times, by count and then alphabet."""
     dictionary = Dictionary()
     reserved = set(dictionary.symbols)
-    for word, (seen, _) in table.items():
+    for word, count in counts.items():
         if word not in reserved:
-            dictionary.add_symbol(word, n=seen)
+            dictionary.add_symbol(word, n=count)
     dictionary.finalize(threshold=threshold, padding_factor=1)
     if len(dictionary) == dictionary.nspecial:
-        raise GroundingError(
-            f"--threshold {threshold}: no word occurs that often in the split train; lower it"
-        )
+        raise GroundingError(f"--threshold {threshold}: no word occurs that often in the split train; lower it")
     return dictionary
 
 
@@ -123,21 +119,24 @@ def _check_regions(captions_path: str | os.PathLike[str], store: RegionStore, im
         )
 
 
-def _encode(
-    captions_path: str | os.PathLike[str],
-    captions: Sequence[Caption],
-    nouns: Sequence[np.ndarray],
-    dictionary: Dictionary,
-) -> dict[str, SplitContent]:
+def _check_words(captions_path: str | os.PathLike[str], captions: Sequence[Caption]) -> None:
+    # a caption may hold <unk>: then its words were replaced before
+    dictionary = Dictionary()
     reserved = {dictionary.bos_word, dictionary.pad_word, dictionary.eos_word}
-    splits: dict[str, SplitContent] = {}
-    for caption, mask in zip(captions, nouns):
+    for caption in captions:
         taken = reserved.intersection(caption.tokens)
         if taken:
             raise GroundingError(
                 f"{captions_path}: caption {caption.index} of image {caption.image_id!r} has the word "
                 f"{min(taken)!r}, which fairseq uses itself; remove it"
             )
+
+
+def _encode(
+    captions: Sequence[Caption], nouns: Sequence[np.ndarray], dictionary: Dictionary
+) -> dict[str, SplitContent]:
+    splits: dict[str, SplitContent] = {}
+    for caption, mask in zip(captions, nouns):
         split = splits.setdefault(caption.split, SplitContent())
         ids = [dictionary.index(word) for word in caption.tokens]
         split.tokens.append(np.array([*ids, dictionary.eos()], dtype=np.int64))

@@ -224,8 +224,7 @@ def write_prepared_folder(
         "feature_size": feature_size,
     }
     split_counts = {
-        name: {"captions": len(split.texts), "images": len(set(split.image_ids))}
-        for name, split in written.items()
+        name: {"captions": len(split.texts), "images": len(set(split.image_ids))} for name, split in written.items()
     }
     head = {"format": FORMAT, "version": VERSION, "regions": regions, "splits": split_counts}
     write_json(folder / "meta.json", {**head, **meta})
@@ -265,9 +264,7 @@ def _check_indexed(prefix: Path) -> None:
     except OSError as error:
         raise GroundingError(f"{error.filename}: cannot be read ({error.strerror}); {_AGAIN}") from error
     except (ValueError, KeyError, struct.error) as error:
-        raise GroundingError(
-            f"{index}: is not a fairseq index, or it or {data.name} is cut short; {_AGAIN}"
-        ) from error
+        raise GroundingError(f"{index}: is not a fairseq index, or it or {data.name} is cut short; {_AGAIN}") from error
 
 
 def _read_sizes(file: BinaryIO) -> tuple[np.ndarray, int]:
@@ -294,10 +291,13 @@ def _read_captions(path: Path) -> tuple[list[str], list[int], list[str], list[st
 
 def _rows(path: Path, columns: int) -> list[tuple[int, list[str]]]:
     try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            rows = [line.rstrip("\n").split("\t") for line in file]
+        text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GroundingError(f"{path}: cannot be read ({error}); {_AGAIN}") from error
+    *lines, rest = text.split("\n")
+    if rest:
+        raise GroundingError(f"{path}: is cut short in line {len(lines) + 1}; {_AGAIN}")
+    rows = [line.split("\t") for line in lines]
     for number, row in enumerate(rows, 1):
         if len(row) != columns:
             raise GroundingError(f"{path}: line {number} has {len(row)} columns, not {columns}; {_AGAIN}")
@@ -309,7 +309,5 @@ def _read_versioned(path: Path, form: str, version: int) -> dict[str, Any]:
     if not isinstance(value, dict) or value.get("format") != form:
         raise GroundingError(f"{path}: is not of the form {form}; {_AGAIN}")
     if value.get("version") != version:
-        raise GroundingError(
-            f"{path}: is of version {value.get('version')}, this program reads {version}; {_AGAIN}"
-        )
+        raise GroundingError(f"{path}: is of version {value.get('version')}, this program reads {version}; {_AGAIN}")
     return value
