@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code: 0, or 1 after one line on standard error."""
     args = build_parser().parse_args(argv)
+    # importing fairseq sets the root logger to print everything that any library notes
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     try:
         args.run(args)
         sys.stdout.flush()

@@ -1,0 +1,140 @@
+"""What ``fairseq-generate`` runs on captions that exist, and what a dump row says of any caption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.sequence_scorer import SequenceScorer
+from torch import Tensor
+
+from .errors import GroundingError
+from .modules.matching import MatchingModel
+
+
+def _alignment(attention: Tensor, form: str | None) -> Any:
+    """What the ``A-`` line prints: attention (R,T) over real regions, end symbol's column last.
+
+    ``hard``: pairs (region, word) without the end symbol and without words that attend to nothing; ``soft``: a
+    row of numbers a token.
+    """
+    if not form:
+        return None
+    if form == "soft":
+        return [[f"{weight:.6f}" for weight in column] for column in attention.t().tolist()]
+    columns = attention[:, :-1].t()
+    return [(int(column.argmax()), word) for word, column in enumerate(columns) if bool(column.max() > 0)]
+
+
+class CaptionScorer(SequenceScorer):
+    """Reads given captions with a captioner (teacher forcing): fairseq's scorer with both forms of alignment.
+
+    Upstream's extracts hard alignment only and crashes where soft is printed. ``attention`` is (R,T), as
+    fairseq's generator has it.
+    """
+
+    def __init__(self, dictionary: Dictionary, print_alignment: str | None = None):
+        super().__init__(dictionary)
+        self.print_alignment = print_alignment
+
+    @torch.no_grad()
+    def generate(self, models: list[Any], sample: dict[str, Any], **kwargs: Any) -> list[list[dict[str, Any]]]:
+        """One hypothesis a caption: the caption itself, scored."""
+        hypotheses = super().generate(models, sample, **kwargs)
+        counts = sample["net_input"]["src_tokens"].ne(self.pad).sum(1).tolist()
+        for (hypothesis,), regions in zip(hypotheses, counts):
+            if hypothesis["attention"] is None:
+                continue
+            attention = hypothesis["attention"][: len(hypothesis["tokens"]), :regions].t().cpu()
+            hypothesis["attention"] = attention
+            hypothesis["alignment"] = _alignment(attention, self.print_alignment)
+        return hypotheses
+
+
+class MatchingScorer:
+    """Reads given captions with matching models: score, similarity of each word, and where it looks.
+
+    Several models are averaged. In the hypotheses ``score`` is the matching score, ``positional_scores`` the
+    words' similarities (0 at the end symbol).
+    """
+
+    def __init__(self, dictionary: Dictionary, readout: str, print_alignment: str | None = None):
+        self.pad = dictionary.pad()
+        self.symbols_to_strip_from_output = {dictionary.eos()}
+        self.readout = readout
+        self.print_alignment = print_alignment
+
+    @torch.no_grad()
+    def generate(
+        self, models: list[MatchingModel], sample: dict[str, Any], **kwargs: Any
+    ) -> list[list[dict[str, Any]]]:
+        """One hypothesis a caption: the caption itself, scored."""
+        net_input, target = sample["net_input"], sample["target"]
+        if target is None:
+            raise GroundingError("a matching model reads captions, but --items image hands out none: leave it out")
+        image_index = net_input["image_index"]
+        captions = torch.arange(len(target), device=target.device)
+        scores, similarities, attentions = [], [], []
+        for model in models:
+            model.eval()
+            encoded = model(**net_input, target=target, noun_mask=sample["noun_mask"])
+            scores.append(model.scores(encoded)[image_index, captions])
+            similarity, attention = model.attend(
+                encoded.regions[image_index],
+                encoded.words,
+                encoded.region_mask[image_index],
+                encoded.word_mask,
+                encoded.noun_mask,
+                self.readout,
+            )
+            similarities.append(similarity)
+            attentions.append(attention)
+        score, similarity, attention = (torch.stack(t).mean(0).cpu() for t in (scores, similarities, attentions))
+        hypotheses = []
+        for row, regions in enumerate(net_input["src_tokens"].ne(self.pad).sum(1).tolist()):
+            length = int(target[row].ne(self.pad).sum())
+            weights = attention[row, :length, :regions].t()
+            hypotheses.append(
+                [
+                    {
+                        "tokens": target[row, :length],
+                        "score": score[row],
+                        "attention": weights,
+                        "alignment": _alignment(weights, self.print_alignment),
+                        "positional_scores": similarity[row, :length],
+                    }
+                ]
+            )
+        return hypotheses
+
+
+def dump_steps(
+    tokens: list[str], attention: Tensor | None, boxes: Any, logprobs: list[float] | None
+) -> list[dict[str, Any]]:
+    """The ``steps`` of a dump row.
+
+    Args:
+        tokens: T words or pieces, without the end symbol
+        attention: (R,>=T) over at least the image's real regions, or None
+        boxes: (R,4) of the real regions, in pixels
+        logprobs: T natural logarithms, or None
+
+    Returns:
+        one entry a token; a token that attends to nothing has region, box and attention null
+    """
+    steps = []
+    for place, token in enumerate(tokens):
+        weights = None if attention is None else attention[: len(boxes), place]
+        looks = weights is not None and weights.numel() > 0 and bool(weights.max() > 0)
+        region = int(weights.argmax()) if looks and weights is not None else None
+        steps.append(
+            {
+                "token": token,
+                "region": region,
+                "box": None if region is None else boxes[region].tolist(),
+                "attention": weights.tolist() if looks and weights is not None else None,
+                "logprob": None if logprobs is None else logprobs[place],
+            }
+        )
+    return steps

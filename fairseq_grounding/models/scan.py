@@ -1,0 +1,123 @@
+"""SCAN and POS-SCAN: image-text matching by cross attention between regions and words."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import register_model, register_model_architecture
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from ..modules.cross_attention import AGGREGATES, DIRECTIONS, NORMS, l2_normalise, region_word_scores
+from ..modules.matching import Encoded, MatchingModel
+from ..modules.regions import GEOMETRY_SIZE, with_geometry
+
+
+@dataclass
+class ScanConfig(FairseqDataclass):
+    feature_size: Optional[int] = field(
+        default=None, metadata={"help": "width of a region's feature (default: that of the region store)"}
+    )
+    word_embedding_size: int = field(default=300, metadata={"help": "width of a word's embedding"})
+    joint_size: int = field(default=1024, metadata={"help": "width of the space that regions and words share"})
+    direction: ChoiceEnum(DIRECTIONS) = field(  # type: ignore[valid-type]
+        default="t2i", metadata={"help": "t2i: words attend to regions; i2t: regions attend to words"}
+    )
+    norm: ChoiceEnum(NORMS) = field(  # type: ignore[valid-type]
+        default="clipped_l2",
+        metadata={
+            "help": "how similarities are normalised over the attending side before the softmax; clipped_l2 is"
+            " the published code's, paper the printed equation"
+        },
+    )
+    aggregate: ChoiceEnum(AGGREGATES) = field(  # type: ignore[valid-type]
+        default="mean", metadata={"help": "how the words' (i2t: regions') similarities become a score"}
+    )
+    temperature: float = field(
+        default=9.0, metadata={"help": "factor of the similarity in the softmax (the papers: 9 for t2i, 4 for i2t)"}
+    )
+    lse_temperature: float = field(default=6.0, metadata={"help": "factor of --aggregate logsumexp"})
+    region_geometry: ChoiceEnum(list(GEOMETRY_SIZE)) = field(  # type: ignore[valid-type]
+        default="none", metadata={"help": "box5 appends x0 y0 x1 y1 and area, relative to the image, to the features"}
+    )
+    noun_attention: ChoiceEnum(["all", "before", "after"]) = field(  # type: ignore[valid-type]
+        default="all",
+        metadata={
+            "help": "which words count. all: SCAN; before: other words than nouns are removed before attention"
+            " (pos_scan, as published); after: all words attend, nouns alone are averaged (Eq. 8 as printed)."
+            " A caption without a noun counts all its words"
+        },
+    )
+    unidirectional: bool = field(default=False, metadata={"help": "read the caption left to right only"})
+
+
+@register_model("scan", dataclass=ScanConfig)
+class ScanModel(MatchingModel):
+    """SCAN (Lee et al., ECCV 2018); with ``noun_attention`` POS-SCAN (Zhou et al., CVPR 2020, section 3.1).
+
+    Regions go through one linear layer, words through an embedding and a bidirectional GRU whose directions are
+    averaged; both are l2-normalised.
+    """
+
+    def __init__(self, cfg: ScanConfig, dictionary, feature_size: int):
+        super().__init__()
+        if cfg.direction == "i2t" and cfg.noun_attention == "after":
+            raise ValueError("--noun-attention after averages words, but --direction i2t averages regions")
+        self.keep_dictionary(dictionary)
+        self.feature_size = feature_size
+        self.direction, self.norm, self.aggregate = str(cfg.direction), str(cfg.norm), str(cfg.aggregate)
+        self.temperature, self.lse_temperature = cfg.temperature, cfg.lse_temperature
+        self.region_geometry = str(cfg.region_geometry)
+        self.noun_attention = str(cfg.noun_attention)
+        self.nouns_only = self.noun_attention == "before"
+        self.region_projection = nn.Linear(feature_size + GEOMETRY_SIZE[self.region_geometry], cfg.joint_size)
+        nn.init.xavier_uniform_(self.region_projection.weight)
+        nn.init.zeros_(self.region_projection.bias)
+        self.embedding = nn.Embedding(len(dictionary), cfg.word_embedding_size, dictionary.pad())
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.gru = nn.GRU(
+            cfg.word_embedding_size, cfg.joint_size, batch_first=True, bidirectional=not cfg.unidirectional
+        )
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        """Build for *task*'s dictionary and region features."""
+        return cls(cfg, task.target_dictionary, task.model_feature_size(cfg))
+
+    def encode_regions(self, features: Tensor, boxes: Tensor) -> Tensor:
+        return l2_normalise(self.region_projection(with_geometry(features, boxes, self.region_geometry)))
+
+    def encode_words(self, tokens: Tensor, word_mask: Tensor) -> Tensor:
+        # an empty caption has no length to pack; its one padding step is masked by the caller
+        lengths = word_mask.sum(1).clamp(min=1).cpu()
+        packed = pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
+        states, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=tokens.shape[1])
+        if self.gru.bidirectional:
+            states = torch.stack(states.chunk(2, -1)).mean(0)
+        return l2_normalise(states)
+
+    def scores(self, encoded: Encoded) -> Tensor:
+        counted = None
+        if self.noun_attention == "after":
+            any_noun = encoded.noun_mask.any(1, keepdim=True)
+            counted = torch.where(any_noun, encoded.noun_mask, encoded.word_mask)
+        return region_word_scores(
+            encoded.regions,
+            encoded.words,
+            encoded.region_mask,
+            self.attending(encoded.word_mask, encoded.noun_mask),
+            direction=self.direction,
+            norm=self.norm,
+            aggregate=self.aggregate,
+            temperature=self.temperature,
+            lse_temperature=self.lse_temperature,
+            aggregate_mask=counted,
+        )
+
+
+@register_model_architecture("scan", "pos_scan")
+def pos_scan(cfg):
+    """SCAN on nouns: the teacher of the paper."""
+    if getattr(cfg, "noun_attention", "all") == "all":
+        cfg.noun_attention = "before"

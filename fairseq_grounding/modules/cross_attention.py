@@ -1,0 +1,288 @@
+"""SCAN's cross attention between image regions and words (Lee et al., ECCV 2018), for all pairs at once.
+
+Two directions: text to image (``t2i``: each word attends to regions) and image to text (``i2t``: each region
+attends to words). What attends is called the query here, what is attended the key.
+
+Nothing as wide as the embeddings is formed for a pair. One matrix product gives every region-word dot product s.
+With attention a over the keys, the attended vector's dot product with the query is sum(a * s), and its length is
+sqrt(a^T G a), G being the keys' Gram matrix. Captions of equal length are scored together, so no padding column
+is ever computed, and pairs go in chunks whose intermediate results are computed again in the backward pass
+instead of being kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+DIRECTIONS = ("t2i", "i2t")
+NORMS = ("clipped_l2", "paper", "softmax", "l2", "l1", "clipped_l1", "clipped", "none")
+AGGREGATES = ("mean", "logsumexp", "max", "sum")
+EPSILON = 1e-8
+
+# region-word pairs whose intermediate results are held at once: 16 MB for each of them in float32
+CHUNK = 1 << 22
+
+
+def l2_normalise(vectors: Tensor) -> Tensor:
+    """Divide each vector of the last axis by its length plus 1e-8; a zero vector stays zero."""
+    return vectors / (torch.linalg.vector_norm(vectors, dim=-1, keepdim=True) + EPSILON)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; it can be {', '.join(choices)}")
+
+
+def normalise_similarity(similarity: Tensor, norm: str, dim: int, mask: Tensor | None = None) -> Tensor:
+    """Normalise dot products over the query axis *dim*, before the softmax over keys.
+
+    ``clipped_l2`` is what the published code runs: LeakyReLU(0.1), then s / (|s| + 1e-8). ``paper`` is what the
+    papers print: [s]+ / sqrt(sum [s]+^2). The others are SCAN's further choices.
+
+    Args:
+        similarity: dot products, any shape
+        norm: one of ``NORMS``
+        dim: the query axis
+        mask: True where real, broadcastable to *similarity*; other entries take no part and become 0
+    """
+    _one_of("norm", norm, NORMS)
+    if norm == "softmax":
+        if mask is not None:
+            similarity = similarity.masked_fill(~mask, torch.finfo(similarity.dtype).min)
+        normed = similarity.softmax(dim)
+        return normed if mask is None else normed * mask
+    if mask is not None:
+        similarity = similarity.masked_fill(~mask, 0.0)
+    if norm == "paper":
+        similarity = similarity.relu()
+    elif norm.startswith("clipped"):
+        similarity = F.leaky_relu(similarity, 0.1)
+    if norm in ("clipped_l2", "l2", "paper"):
+        return similarity / (torch.linalg.vector_norm(similarity, dim=dim, keepdim=True) + EPSILON)
+    if norm in ("clipped_l1", "l1"):
+        return similarity / (similarity.abs().sum(dim, keepdim=True) + EPSILON)
+    return similarity
+
+
+def _attention(logits: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    """Softmax over *dim*; masked entries get exactly 0, and so does every entry where all are masked."""
+    if mask is None:
+        return logits.softmax(dim)
+    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).softmax(dim) * mask
+
+
+def _aggregate(similarity: Tensor, kind: str, lse_temperature: float, mask: Tensor | None) -> Tensor:
+    """Pool query similarities over the last axis; *mask* (True = counts) broadcasts. Nothing that counts gives 0."""
+    if kind in ("mean", "sum"):
+        if mask is not None:
+            similarity = similarity.masked_fill(~mask, 0.0)
+        total = similarity.sum(-1)
+        if kind == "sum":
+            return total
+        count = similarity.shape[-1] if mask is None else mask.sum(-1).clamp(min=1)
+        return total / count
+    if mask is not None:
+        similarity = similarity.masked_fill(~mask, torch.finfo(similarity.dtype).min / max(1.0, lse_temperature))
+    if kind == "max":
+        pooled = similarity.amax(-1)
+    else:
+        pooled = torch.logsumexp(similarity * lse_temperature, -1) / lse_temperature
+    return pooled if mask is None else pooled.masked_fill(~mask.any(-1), 0.0)
+
+
+def _cosine(similarity: Tensor, attention: Tensor, squared_length: Tensor, query_length: Tensor, dim: int) -> Tensor:
+    """Cosine of each query with what it attends to, from dot products alone; 0 where either vector is 0."""
+    # a square root has no finite slope at 0
+    length = squared_length.clamp(min=torch.finfo(squared_length.dtype).tiny).sqrt()
+    return (attention * similarity).sum(dim) / (query_length * length).clamp(min=EPSILON)
+
+
+def _words_attend(
+    similarity: Tensor,
+    gram: Tensor,
+    word_length: Tensor,
+    region_mask: Tensor | None,
+    counted: Tensor | None,
+    norm: str,
+    aggregate: str,
+    temperature: float,
+    lse_temperature: float,
+) -> Tensor:
+    """t2i for a block: similarity (I,R,n,w), gram (I,R,R), word_length (n,w), counted (n,w) -> (I,n)."""
+    images, regions, captions, words = similarity.shape
+    mask = None if region_mask is None else region_mask[:, :, None, None]
+    normed = normalise_similarity(similarity, norm, 3)
+    attention = _attention(normed * temperature, 1, mask)
+    reach = torch.bmm(gram, attention.view(images, regions, captions * words)).view_as(attention)
+    cosine = _cosine(similarity, attention, (attention * reach).sum(1), word_length, 1)
+    return _aggregate(cosine, aggregate, lse_temperature, counted)
+
+
+def _regions_attend(
+    similarity: Tensor,
+    gram: Tensor,
+    region_length: Tensor,
+    region_mask: Tensor | None,
+    norm: str,
+    aggregate: str,
+    temperature: float,
+    lse_temperature: float,
+) -> Tensor:
+    """i2t for a block: similarity (n,I,R,w), gram (n,w,w), region_length (I,R) -> (I,n)."""
+    captions, images, regions, words = similarity.shape
+    mask = None if region_mask is None else region_mask[None, :, :, None]
+    normed = normalise_similarity(similarity, norm, 2, mask)
+    attention = (normed * temperature).softmax(3)
+    reach = torch.bmm(attention.view(captions, images * regions, words), gram).view_as(attention)
+    cosine = _cosine(similarity, attention, (attention * reach).sum(3), region_length, 3)
+    return _aggregate(cosine, aggregate, lse_temperature, region_mask).t()
+
+
+def region_word_scores(
+    regions: Tensor,
+    words: Tensor,
+    region_mask: Tensor,
+    word_mask: Tensor,
+    *,
+    direction: str = "t2i",
+    norm: str = "clipped_l2",
+    aggregate: str = "mean",
+    temperature: float = 9.0,
+    lse_temperature: float = 6.0,
+    aggregate_mask: Tensor | None = None,
+) -> Tensor:
+    """SCAN's matching score of every image with every caption.
+
+    Follows Lee et al., "Stacked Cross Attention for Image-Text Matching", Eqs. 1-8 (t2i) and 9-12 (i2t), in the
+    form that produced the published numbers; ``norm="paper"`` is the printed similarity norm. With
+    ``aggregate_mask`` it is Eq. 8 of POS-SCAN (Zhou et al., CVPR 2020): all words attend, only nouns count.
+    The vectors are taken as given; normalise them with :func:`l2_normalise` first.
+
+    Args:
+        regions: (I,R,H)
+        words: (C,W,H)
+        region_mask: (I,R) bool, True = real
+        word_mask: (C,W) bool, True = real; need not be a prefix, so that a noun mask serves as well
+        direction: ``t2i`` (words attend to regions) or ``i2t``
+        norm: how dot products are normalised over the query axis, one of ``NORMS``
+        aggregate: how query similarities are pooled, one of ``AGGREGATES``
+        temperature: factor of the normalised similarity in the softmax over keys
+        lse_temperature: factor of ``logsumexp`` pooling
+        aggregate_mask: (C,W) bool, the words that count when words' similarities are pooled (t2i only)
+
+    Returns:
+        scores (I,C); 0 for a caption without a real word or an image without a real region
+
+    Raises:
+        ValueError: an unknown choice, or ``aggregate_mask`` with ``i2t``
+    """
+    _one_of("direction", direction, DIRECTIONS)
+    _one_of("norm", norm, NORMS)
+    _one_of("aggregate", aggregate, AGGREGATES)
+    if aggregate_mask is not None and direction == "i2t":
+        raise ValueError("aggregate_mask is for t2i: in i2t it is regions that are pooled")
+    images, region_count, width = regions.shape
+    flat = regions.reshape(images * region_count, width)
+    padded = None if bool(region_mask.all()) else region_mask
+
+    lengths = word_mask.sum(1)
+    # real words first, in their order
+    front = (~word_mask).to(torch.uint8).argsort(dim=1, stable=True)
+    gram = regions @ regions.transpose(1, 2) if direction == "t2i" else None
+    region_length = torch.linalg.vector_norm(regions, dim=-1) if direction == "i2t" else None
+
+    columns, order = [], []
+    for length in torch.unique(lengths).tolist():
+        members = (lengths == length).nonzero(as_tuple=True)[0]
+        order.append(members)
+        if length == 0:
+            columns.append(regions.new_zeros(images, len(members)))
+            continue
+        index = front[members, :length]
+        group = words[members[:, None], index]
+        counted = None if aggregate_mask is None else aggregate_mask[members[:, None], index]
+        similarity = (flat @ group.reshape(-1, width).t()).view(images, region_count, len(members), length)
+        if direction == "t2i":
+            word_length = torch.linalg.vector_norm(group, dim=-1)
+            step = max(1, CHUNK // (region_count * len(members) * length))
+            assert gram is not None
+            blocks = [
+                _block(
+                    _words_attend,
+                    similarity[start : start + step],
+                    gram[start : start + step],
+                    word_length,
+                    None if padded is None else padded[start : start + step],
+                    counted,
+                    norm,
+                    aggregate,
+                    temperature,
+                    lse_temperature,
+                )
+                for start in range(0, images, step)
+            ]
+            columns.append(torch.cat(blocks))
+        else:
+            similarity = similarity.permute(2, 0, 1, 3).contiguous()
+            word_gram = group @ group.transpose(1, 2)
+            step = max(1, CHUNK // (images * region_count * length))
+            blocks = [
+                _block(
+                    _regions_attend,
+                    similarity[start : start + step],
+                    word_gram[start : start + step],
+                    region_length,
+                    padded,
+                    norm,
+                    aggregate,
+                    temperature,
+                    lse_temperature,
+                )
+                for start in range(0, len(members), step)
+            ]
+            columns.append(torch.cat(blocks, 1))
+    back = torch.cat(order).argsort()
+    return torch.cat(columns, 1)[:, back]
+
+
+def _block(function, *arguments):
+    """Call *function*; with gradients wanted, keep its inputs only and compute its inside again for them."""
+    if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return function(*arguments)
+
+
+def attend_pairs(
+    regions: Tensor,
+    words: Tensor,
+    region_mask: Tensor,
+    word_mask: Tensor,
+    *,
+    norm: str = "clipped_l2",
+    temperature: float = 9.0,
+) -> tuple[Tensor, Tensor]:
+    """Where each word of a caption looks in its own image (t2i attention of matching pairs).
+
+    Args:
+        regions: (B,R,H)
+        words: (B,W,H)
+        region_mask: (B,R) bool, True = real
+        word_mask: (B,W) bool, True = real; only these words take part in the norm over words
+        norm: one of ``NORMS``; ``none`` gives the softmax of temperature times the dot product itself
+        temperature: factor in the softmax over regions
+
+    Returns:
+        similarity (B,W): cosine of each word with what it attends to; attention (B,W,R): rows sum to 1.
+        Both are 0 at words and regions that are not real.
+    """
+    similarity = words @ regions.transpose(1, 2)
+    real = word_mask[:, :, None] & region_mask[:, None, :]
+    normed = normalise_similarity(similarity, norm, 1, word_mask[:, :, None])
+    attention = _attention(normed * temperature, 2, real)
+    gram = regions @ regions.transpose(1, 2)
+    squared = (attention * (attention @ gram)).sum(2)
+    cosine = _cosine(similarity, attention, squared, torch.linalg.vector_norm(words, dim=-1), 2)
+    return cosine.masked_fill(~word_mask, 0.0), attention

@@ -1,0 +1,333 @@
+"""The task ``grounded_caption``: captions on image regions, for matching models and captioners alike."""
+
+import logging
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+import torch
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING, DictConfig
+
+from ..data.grounded_caption_dataset import ITEMS, GroundedCaptionDataset
+from ..data.prepared import PreparedFolder
+from ..data.regions import RegionStore
+from ..dump import DumpWriter
+from ..errors import GroundingError
+from ..generation import CaptionScorer, MatchingScorer, dump_steps
+from ..modules.matching import READOUTS, MatchingModel
+from ..modules.wrapped import unwrap
+from ..validation import SplitPass, caption_metrics, grounding_metrics, retrieval_metrics
+
+logger = logging.getLogger(__name__)
+
+# the epoch where nobody said which: late enough that every schedule is at its end
+FINAL_EPOCH = 1_000_000
+COUNTED = "_evaluated"
+
+
+@dataclass
+class GroundedCaptionConfig(FairseqDataclass):
+    data: str = field(default=MISSING, metadata={"help": "folder that fairseq-grounding prepare-captions wrote"})
+    regions: Optional[str] = field(
+        default=None, metadata={"help": "region store, regions.h5 (default: the one that the folder was prepared with)"}
+    )
+    items: ChoiceEnum(ITEMS) = field(  # type: ignore[valid-type]
+        default="caption",
+        metadata={
+            "help": "what --batch-size counts. caption: one caption an item; image: one image, for generation;"
+            " group: an image with all its captions, for training"
+        },
+    )
+    max_regions: int = field(default=100, metadata={"help": "at most so many regions an image, the store's first"})
+    max_target_positions: int = field(
+        default=50, metadata={"help": "captions are cut to so many tokens, the end symbol included"}
+    )
+    readout: ChoiceEnum(READOUTS) = field(  # type: ignore[valid-type]
+        default="normalised",
+        metadata={
+            "help": "how --score-reference reads attention off a matching model. normalised: softmax over regions of"
+            " the word-normalised similarity, as published; similarity: softmax of temperature times cosine"
+        },
+    )
+    eval_retrieval: bool = field(
+        default=False, metadata={"help": "validation logs recall at 1, 5, 10 both ways and rsum (matching models)"}
+    )
+    eval_caption_metrics: bool = field(
+        default=False, metadata={"help": "validation decodes each image greedily and logs cider and bleu4 (captioners)"}
+    )
+    eval_grounding: bool = field(
+        default=False,
+        metadata={
+            "help": "validation logs attention_accuracy on the given captions and f1_all, f1_loc on greedy ones;"
+            " needs a folder prepared with --entities"
+        },
+    )
+    grounding_dump: Optional[str] = field(
+        default=None,
+        metadata={"help": "fairseq-generate writes here, one JSON object a line, what region each word came from"},
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("grounded_caption", dataclass=GroundedCaptionConfig)
+class GroundedCaptionTask(FairseqTask):
+    """Loads prepared captions and regions; decodes, reads and scores captions, and dumps their grounding."""
+
+    cfg: GroundedCaptionConfig
+
+    def __init__(self, cfg: GroundedCaptionConfig):
+        super().__init__(cfg)
+        self.folder = PreparedFolder(cfg.data)
+        self.dictionary = self.folder.dictionary()
+        self.store = RegionStore(cfg.regions or self.folder.regions_path)
+        self.feature_size = self.store.feature_size
+        self.epoch = FINAL_EPOCH
+        self._greedy: List[Any] = []
+        self._passes: Dict[str, SplitPass] = {}
+        self._validating: Optional[str] = None
+        self._evaluated: Any = None
+        self._dump: Optional[DumpWriter] = None
+        if cfg.eval_grounding and self.folder.objects() is None:
+            raise GroundingError(f"--eval-grounding: {cfg.data} holds no entity boxes; prepare it with --entities")
+
+    @property
+    def source_dictionary(self) -> None:
+        """None: the source is regions."""
+        return None
+
+    @property
+    def target_dictionary(self):
+        """The captions' dictionary."""
+        return self.dictionary
+
+    def max_positions(self):
+        """Regions and tokens that an item has at most; the data set cuts to them."""
+        return self.cfg.max_regions, self.cfg.max_target_positions
+
+    def model_feature_size(self, cfg) -> int:
+        """The store's feature size, noted in the model's *cfg* so that its checkpoint knows it."""
+        if cfg.feature_size is None:
+            cfg.feature_size = self.feature_size
+        elif cfg.feature_size != self.feature_size:
+            raise GroundingError(
+                f"the model reads features of width {cfg.feature_size}, but {self.store.path} has width"
+                f" {self.feature_size}; give --regions the store that it was trained on"
+            )
+        return self.feature_size
+
+    def load_dataset(self, split: str, combine: bool = False, task_cfg=None, **kwargs) -> None:
+        """Load *split* (train, valid or test)."""
+        self.datasets[split] = GroundedCaptionDataset(
+            self.folder.split(split),
+            self.store,
+            self.dictionary,
+            # an attribute of this name would be the mapping's own method
+            str(self.cfg["items"] if isinstance(self.cfg, DictConfig) else self.cfg.items),
+            self.cfg.max_regions,
+            self.cfg.max_target_positions,
+            shuffle=split == "train",
+            seed=self.cfg.seed,
+        )
+
+    def get_batch_iterator(self, dataset, *args, num_shards=1, shard_id=0, **kwargs):
+        """fairseq's iterator; notes how many rows this process's share of *dataset* has, for the dump."""
+        iterator = super().get_batch_iterator(dataset, *args, num_shards=num_shards, shard_id=shard_id, **kwargs)
+        batches = iterator.frozen_batches[shard_id::num_shards]
+        self._rows = sum(len(dataset.captions_of(item)) for batch in batches for item in batch)
+        return iterator
+
+    def begin_epoch(self, epoch, model) -> None:
+        """Note the epoch, for criteria with a schedule."""
+        self.epoch = epoch
+
+    # ---- generation ----
+
+    def build_generator(self, models, args, seq_gen_cls=None, extra_gen_cls_kwargs=None, **kwargs):
+        """fairseq's generator for captioners; a reader of given captions with ``--score-reference``."""
+        form = getattr(args, "print_alignment", None)
+        reads = getattr(args, "score_reference", False)
+        kinds = {isinstance(model, MatchingModel) for model in models}
+        if kinds == {True, False}:
+            raise GroundingError("--path: matching models and captioners cannot be put into one ensemble")
+        if kinds == {True}:
+            if not reads:
+                name = type(models[0]).__name__
+                raise GroundingError(f"{name} is a matching model and writes no captions: add --score-reference")
+            return MatchingScorer(self.dictionary, str(self.cfg.readout), form)
+        if reads:
+            return CaptionScorer(self.dictionary, form)
+        return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
+
+    def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
+        """Decode or read a batch, and dump it where asked."""
+        reads = isinstance(generator, (CaptionScorer, MatchingScorer))
+        if reads and sample["target"] is None:
+            raise GroundingError("--score-reference reads captions, but --items image hands out none: leave it out")
+        hypotheses = super().inference_step(generator, models, sample, prefix_tokens, constraints)
+        if self.cfg.grounding_dump is not None:
+            if self._dump is None:
+                self._dump = DumpWriter(self.cfg.grounding_dump, self._rows)
+            for row in self.dump_rows(models[0], sample, hypotheses, reads):
+                self._dump.write(row)
+        return hypotheses
+
+    def dump_rows(self, model, sample, hypotheses, reference: bool) -> List[Dict[str, Any]]:
+        """The best hypothesis of each caption of a batch as rows of a grounding dump.
+
+        Args:
+            model: whose name the rows bear
+            sample: the batch
+            hypotheses: a list for each row of the batch, the best first, ``attention`` (R,T)
+            reference: whether the captions were given, not written
+        """
+        dataset = self.datasets[sample["split"]]
+        eos = self.dictionary.eos()
+        rows = []
+        for number, caption, hypothesis in zip(sample["id"].tolist(), sample["caption"].tolist(), hypotheses):
+            best = hypothesis[0]
+            tokens = [self.dictionary[token] for token in best["tokens"].tolist() if token != eos]
+            attention = best["attention"]
+            has_attention = attention is not None and attention.numel() > 0
+            logprobs = None if isinstance(model, MatchingModel) else best["positional_scores"].tolist()
+            image_id = dataset.split.image_ids[caption]
+            boxes = dataset.store.boxes(dataset.store.index(image_id), limit=dataset.max_regions)
+            rows.append(
+                {
+                    "id": number,
+                    "image_id": image_id,
+                    "caption_index": int(dataset.split.caption_index[caption]) if reference else None,
+                    "model": model.architecture,
+                    "reference": reference,
+                    "text": dataset.split.texts[caption] if reference else " ".join(tokens),
+                    "tokens": tokens,
+                    "steps": dump_steps(tokens, attention.float().cpu() if has_attention else None, boxes, logprobs),
+                }
+            )
+        return rows
+
+    # ---- validation ----
+
+    def begin_valid_epoch(self, epoch, model) -> None:
+        """Start the metrics of whole splits anew."""
+        self._passes.clear()
+        self._validating = None
+
+    def valid_step(self, sample, model, criterion):
+        """The criterion's loss, and what the metrics of the whole split need of this batch."""
+        loss, sample_size, logged = super().valid_step(sample, model, criterion)
+        if not (self.cfg.eval_retrieval or self.cfg.eval_caption_metrics or self.cfg.eval_grounding):
+            return loss, sample_size, logged
+        if sample["split"] == "train" and self._validating is not None:
+            # fairseq fills up a process that has run out of batches with one of training, and ignores its log
+            return loss, sample_size, {**logged, COUNTED: 0}
+        split = self._validating = sample["split"]
+        if split not in self._passes or self._passes[split].complete:
+            self._passes[split] = SplitPass(len(self.datasets[split].split))
+        self._evaluated = unwrap(model)
+        if isinstance(self._evaluated, MatchingModel):
+            self._keep_embeddings(self._passes[split], sample)
+        else:
+            self._keep_captions(self._passes[split], sample)
+        return loss, sample_size, {**logged, COUNTED: len(sample["caption"])}
+
+    def _keep_embeddings(self, kept: SplitPass, sample) -> None:
+        net_input = {k: v for k, v in sample["net_input"].items() if k not in ("src_lengths", "prev_output_tokens")}
+        encoded = self._evaluated.encode(**net_input, target=sample["target"], noun_mask=sample["noun_mask"])
+        captions = sample["caption"].tolist()
+        dataset = self.datasets[sample["split"]]
+        kept.add_encoded(encoded, np.unique(dataset.image_of_caption[captions]), captions)
+
+    def _keep_captions(self, kept: SplitPass, sample) -> None:
+        dataset = self.datasets[sample["split"]]
+        captions = sample["caption"].tolist()
+        images = dataset.image_of_caption[captions]
+        first = [row for row in np.unique(images, return_index=True)[1] if int(images[row]) not in kept.generated]
+        if first:
+            written = self._decode(self._rows_of(sample, first))
+            for row, hypothesis, dumped in zip(first, *written):
+                kept.generated[int(images[row])] = hypothesis[0]["tokens"].tolist(), dumped
+        if self.cfg.eval_grounding:
+            hypotheses = CaptionScorer(self.dictionary).generate([self._evaluated], sample)
+            rows = self.dump_rows(self._evaluated, sample, hypotheses, reference=True)
+            kept.read.update(zip(captions, rows))
+
+    @staticmethod
+    def _rows_of(sample, rows):
+        """The batch with these rows alone, as for generation."""
+        chosen = torch.as_tensor(np.array(rows), device=sample["id"].device)
+        net_input = {
+            name: tensor if name in ("features", "boxes") else tensor.index_select(0, chosen)
+            for name, tensor in sample["net_input"].items()
+            if name != "prev_output_tokens"
+        }
+        images, net_input["image_index"] = net_input["image_index"].unique(return_inverse=True)
+        net_input["features"] = net_input["features"][images]
+        net_input["boxes"] = net_input["boxes"][images]
+        ids = {name: sample[name].index_select(0, chosen) for name in ("id", "caption")}
+        return {**sample, **ids, "net_input": net_input, "target": None}
+
+    def _decode(self, sample):
+        """Greedy captions of a batch, and their dump rows."""
+        model = self._evaluated
+        if not self._greedy or self._greedy[0] is not model:
+            training = model.training
+            args = Namespace(beam=1, max_len_a=0, max_len_b=20)
+            self._greedy = [model, super().build_generator([model], args)]
+            # the generator's constructor calls eval()
+            model.train(training)
+        with torch.no_grad():
+            hypotheses = self._greedy[1].generate([model], sample)
+        return hypotheses, self.dump_rows(model, sample, hypotheses, reference=False)
+
+    def reduce_metrics(self, logging_outputs, criterion) -> None:
+        """The criterion's metrics, and those of the whole split once it is complete (0 before that)."""
+        super().reduce_metrics(logging_outputs, criterion)
+        counted = sum(int(log.get(COUNTED, 0)) for log in logging_outputs)
+        if not counted or self._validating is None:
+            return
+        kept = self._passes[self._validating]
+        kept.count(counted, self._whole_split)
+        for name in self._metric_names():
+            metrics.log_derived(name, lambda meters, name=name: kept.result.get(name, 0.0))
+
+    def _metric_names(self) -> List[str]:
+        if isinstance(self._evaluated, MatchingModel):
+            ways = [f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
+            return [*ways, "i2t_medr", "t2i_medr", "rsum"] if self.cfg.eval_retrieval else []
+        names = ["cider", "bleu4"] if self.cfg.eval_caption_metrics else []
+        return names + (["attention_accuracy", "f1_all", "f1_loc"] if self.cfg.eval_grounding else [])
+
+    def _whole_split(self, kept: SplitPass) -> Dict[str, float]:
+        assert self._validating is not None
+        dataset = self.datasets[self._validating]
+        if isinstance(self._evaluated, MatchingModel):
+            if not self.cfg.eval_retrieval:
+                return {}
+            return retrieval_metrics(self._evaluated, kept.images, kept.captions, dataset.image_of_caption)
+        result: Dict[str, float] = {}
+        if self.cfg.eval_caption_metrics:
+            tokens = {number: tokens for number, (tokens, _) in kept.generated.items()}
+            references = {
+                number: [
+                    dataset.split.tokens[caption].tolist()
+                    for caption in range(dataset.first_caption[number], dataset.first_caption[number + 1])
+                ]
+                for number in tokens
+            }
+            result.update(caption_metrics(tokens, references, self.folder.document_frequency()))
+        if self.cfg.eval_grounding:
+            objects = self.folder.objects()
+            assert objects is not None
+            rows = [row for _, row in kept.generated.values()] + list(kept.read.values())
+            result.update(grounding_metrics(objects, rows))
+        return result
+
+    def build_model(self, cfg, from_checkpoint=False):
+        """Build the model; its class's name in the dumps is the architecture's."""
+        model = super().build_model(cfg, from_checkpoint)
+        model.architecture = str(getattr(cfg, "_name", None) or getattr(cfg, "arch", type(model).__name__))
+        return model

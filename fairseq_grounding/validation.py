@@ -1,0 +1,125 @@
+"""Metrics over a whole validation split, which no sum over batches gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import sacrebleu
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from .modules.matching import Encoded, MatchingModel
+from .scoring.cider import CiderD
+from .scoring.grounding import GroundingScorer
+from .scoring.retrieval import recall_at_k
+
+# captions scored against all images at once when a split is ranked
+CAPTION_BLOCK = 256
+
+
+def _gather(mine: dict[int, Any]) -> dict[int, Any]:
+    """The entries of all processes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return mine
+    parts: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(parts, mine)
+    return {key: value for part in parts for key, value in part.items()}
+
+
+class SplitPass:
+    """One pass over a split: what each batch leaves, and the metrics once all of it is there.
+
+    Args:
+        expected: captions (or images) in the split
+    """
+
+    def __init__(self, expected: int):
+        self.expected = expected
+        self.seen = 0
+        self.images: dict[int, Any] = {}
+        self.captions: dict[int, Any] = {}
+        self.generated: dict[int, Any] = {}
+        self.read: dict[int, Any] = {}
+        self.result: dict[str, float] = {}
+
+    def count(self, items: int, compute: Callable[[SplitPass], dict[str, float]]) -> None:
+        """Note that all processes together saw *items* more; on the last, compute the metrics."""
+        self.seen += items
+        if self.seen >= self.expected and not self.result:
+            for name in ("images", "captions", "generated", "read"):
+                setattr(self, name, _gather(getattr(self, name)))
+            self.result = compute(self)
+            self.images, self.captions, self.generated, self.read = {}, {}, {}, {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole split was seen."""
+        return self.seen >= self.expected
+
+    def add_encoded(self, encoded: Encoded, image_numbers: np.ndarray, caption_numbers: list[int]) -> None:
+        """Keep a batch's embeddings: image_numbers (I,), caption_numbers (C,) and the image of each caption."""
+        for row, number in enumerate(image_numbers.tolist()):
+            self.images[number] = encoded.regions[row, encoded.region_mask[row]].cpu()
+        for row, number in enumerate(caption_numbers):
+            mask = encoded.word_mask[row]
+            self.captions[number] = encoded.words[row, mask].cpu(), encoded.noun_mask[row, mask].cpu()
+
+
+def retrieval_metrics(
+    model: MatchingModel, images: dict[int, Any], captions: dict[int, Any], image_of_caption: np.ndarray
+) -> dict[str, float]:
+    """Recall at 1, 5 and 10 both ways, and their sum, over all images and captions that were kept."""
+    image_numbers, caption_numbers = sorted(images), sorted(captions)
+    place = {number: row for row, number in enumerate(image_numbers)}
+    device = next(model.parameters()).device
+    regions = pad_sequence([images[n] for n in image_numbers], batch_first=True).to(device)
+    counts = torch.tensor([len(images[n]) for n in image_numbers], device=device)
+    region_mask = torch.arange(regions.shape[1], device=device)[None, :] < counts[:, None]
+    blocks = []
+    for start in range(0, len(caption_numbers), CAPTION_BLOCK):
+        block = [captions[n] for n in caption_numbers[start : start + CAPTION_BLOCK]]
+        words = pad_sequence([w for w, _ in block], batch_first=True).to(device)
+        nouns = pad_sequence([n for _, n in block], batch_first=True).to(device)
+        lengths = torch.tensor([len(w) for w, _ in block], device=device)
+        word_mask = torch.arange(words.shape[1], device=device)[None, :] < lengths[:, None]
+        with torch.no_grad():
+            scores = model.scores(Encoded(regions, region_mask, words, word_mask, nouns))
+        blocks.append(scores.float().cpu().numpy())
+    owners = np.array([place[int(image_of_caption[n])] for n in caption_numbers])
+    recalls = recall_at_k(np.concatenate(blocks, 1), owners)
+    return {name: float(value) for name, value in recalls.items()}
+
+
+def caption_metrics(
+    generated: dict[int, list[int]],
+    references: dict[int, list[list[int]]],
+    document_frequency: tuple[np.ndarray, np.ndarray, int],
+) -> dict[str, float]:
+    """CIDEr-D and BLEU-4 of one caption an image, on token ids; both as fractions (0.6, not 60).
+
+    Args:
+        generated: token ids of each image's caption, end symbol included
+        references: the same for each image's own captions
+        document_frequency: as the prepared folder holds it
+    """
+    numbers = sorted(generated)
+    scorer = CiderD.from_references([references[n] for n in numbers], document_frequency)
+    cider = scorer.score([generated[n] for n in numbers], np.arange(len(numbers)))
+    spoken = [" ".join(map(str, generated[n][:-1])) for n in numbers]
+    most = max(len(references[n]) for n in numbers)
+    # sacrebleu wants the k-th reference of all images together, and None where an image has fewer
+    columns: list[Any] = [
+        [" ".join(map(str, references[n][k][:-1])) if k < len(references[n]) else None for n in numbers]
+        for k in range(most)
+    ]
+    bleu = sacrebleu.corpus_bleu(spoken, columns, tokenize="none", force=True, lowercase=False)
+    return {"cider": float(cider.mean()), "bleu4": bleu.score / 100}
+
+
+def grounding_metrics(objects: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, float]:
+    """F1_all and F1_loc of generated rows, attention accuracy of rows that were read; 0 where undefined."""
+    scores = GroundingScorer(objects, protocol="gvd").score(rows)
+    names = ("attention_accuracy", "f1_all", "f1_loc")
+    return {name: float(scores.get(name) or 0.0) for name in names}
