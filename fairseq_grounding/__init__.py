@@ -1,17 +1,21 @@
 """Grounded image captioning for fairseq: ``--user-dir`` points here, and importing registers everything."""
 
-try:
-    import fairseq.tasks
-except (ImportError, ValueError, AttributeError) as error:
-    # fairseq 0.12.2 stops with a ValueError on Python 3.11 and newer
-    raise ImportError(
-        "fairseq_grounding needs a fairseq that this Python can import: install the extra fairseq-grounding[fairseq]"
-        f" or 've-fairseq==0.12.3' 'hydra-core==1.3.2' 'omegaconf==2.3.0' (Python 3.11 or 3.12) ({error})"
-    ) from None
+from .root_logger import unchanged_root_logger
 
-from . import criterions, models, tasks
-from .checkpoints import allow_configs
-from .errors import install_excepthook
+with unchanged_root_logger():
+    try:
+        import fairseq.tasks
+    except (ImportError, ValueError, AttributeError) as error:
+        # fairseq 0.12.2 stops with a ValueError on Python 3.11 and newer
+        raise ImportError(
+            "fairseq_grounding needs a fairseq that this Python can import: install the extra"
+            " fairseq-grounding[fairseq], or 've-fairseq==0.12.3' 'hydra-core==1.3.2' 'omegaconf==2.3.0' (Python 3.11"
+            f" or 3.12) ({error})"
+        ) from None
+
+    from . import criterions, models, tasks
+    from .checkpoints import allow_configs
+    from .errors import install_excepthook
 
 __version__ = "0.1.0"
 

@@ -42,8 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code: 0, or 1 after one line on standard error."""
     args = build_parser().parse_args(argv)
-    # importing fairseq sets the root logger to print everything that any library notes
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         args.run(args)
         sys.stdout.flush()
