@@ -4,6 +4,8 @@ from .root_logger import unchanged_root_logger
 
 with unchanged_root_logger():
     try:
+        import fairseq.criterions
+        import fairseq.models
         import fairseq.tasks
     except (ImportError, ValueError, AttributeError) as error:
         # fairseq 0.12.2 stops with a ValueError on Python 3.11 and newer
@@ -13,9 +15,9 @@ with unchanged_root_logger():
             f" or 3.12) ({error})"
         ) from None
 
-    from . import criterions, models, tasks
-    from .checkpoints import allow_configs
-    from .errors import install_excepthook
+from . import criterions, models, tasks
+from .checkpoints import allow_configs
+from .errors import install_excepthook
 
 __version__ = "0.1.0"
 

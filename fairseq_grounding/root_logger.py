@@ -16,6 +16,8 @@ def unchanged_root_logger() -> Iterator[None]:
     """
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
+    # with a handler there, basicConfig does nothing
+    root.addHandler(logging.NullHandler())
     try:
         yield
     finally:
