@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,8 @@ class GroundingScorer:
 
     def __init__(self, objects: str | os.PathLike[str] | Mapping[str, Any], protocol: str = "gvd") -> None:
         if protocol not in PROTOCOLS:
-            raise GroundingError(f"grounding protocol {protocol!r} is unknown; choose one of {', '.join(PROTOCOLS)}")
+            known = ", ".join(PROTOCOLS)
+            raise GroundingError(f"grounding protocol {protocol!r} is unknown; choose one of {known}")
         self.protocol = protocol
         self.objects = load_objects(objects)
 
@@ -76,13 +77,14 @@ class GroundingScorer:
 
         ``phrase`` returns ``accuracy``, ``hits``, ``phrases``, ``phrases_past_end`` (misses because the model
         was not shown the word: the caption was cut short), ``phrases_missing`` (misses because the caption is
-        not in the dump), ``per_type`` (the same by entity type) and ``images``, ``images_missing``.
+        not in the dump), ``per_type`` (the same by entity type) and ``images``, ``images_missing``,
+        ``splits``.
 
         ``gvd`` returns, for captions the model wrote (of each image the dump's first), ``precision_all``,
         ``recall_all``, ``f1_all``, ``precision_loc``, ``recall_loc``, ``f1_loc``; for ground-truth captions
-        ``attention_accuracy``; ``per_class``; and ``images``, ``images_missing`` of both kinds, under
-        ``generated`` and ``reference``. A figure is None where the dump has no caption of its kind, and where
-        the published tool gives NaN (F1 of precision 0 and recall 0).
+        ``attention_accuracy``; ``per_class``; and ``images``, ``images_missing``, ``splits`` of both kinds,
+        under ``generated`` and ``reference``. A figure is None where the dump has no caption of its kind,
+        and where the published tool gives NaN (F1 of precision 0 and recall 0).
 
         Both add ``images_not_annotated`` and ``rows_ignored`` (a further row of the same caption or, for
         captions the model wrote, of the same image). All figures are fractions. Raises
@@ -101,10 +103,10 @@ def load_objects(objects: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping
     else:
         content, name = read_json(objects), str(objects)
     if not isinstance(content, Mapping) or content.get("format") != "fairseq_grounding.objects":
-        raise GroundingError(f"{name}: is not an objects.json as fairseq-grounding prepare-captions writes it")
+        raise GroundingError(f"{name}: is not an objects.json written by fairseq-grounding prepare-captions")
     missing = [key for key in ("classes", "lemmas", "images", "tokens", "splits") if key not in content]
     if missing:
-        raise GroundingError(f"{name}: lacks {', '.join(missing)}; run fairseq-grounding prepare-captions again")
+        raise GroundingError(f"{name}: lacks {', '.join(missing)}; run prepare-captions again")
     return content
 
 
@@ -170,8 +172,8 @@ class _Content:
 
     def expected(self, images: Iterable[str], objects: Mapping[str, Any]) -> list[str]:
         """The annotated images of all splits that *images* are in."""
-        splits = {objects["splits"].get(image) for image in images}
-        return [image for image in objects["images"] if objects["splits"].get(image) in splits]
+        splits = {objects["splits"][image] for image in images}
+        return [image for image in objects["images"] if objects["splits"][image] in splits]
 
 
 @dataclass
@@ -214,7 +216,7 @@ def _score_phrases(content: _Content, objects: Mapping[str, Any]) -> dict[str, A
         "protocol": "phrase",
         **total.report(),
         "per_type": {name: types[name].report() for name in sorted(types)},
-        **_image_counts(images, content.references),
+        **_coverage(images, content.references, objects),
         **content.left_out(),
     }
 
@@ -247,8 +249,8 @@ def _score_gvd(content: _Content, objects: Mapping[str, Any]) -> dict[str, Any]:
     result["attention_accuracy"] = accuracy["accuracy"]
     result["per_class"]["attention"] = accuracy["per_class"]
     result["classes"] = len(classes)
-    result["generated"] = _image_counts(generated_images, content.generated)
-    result["reference"] = _image_counts(reference_images, content.references)
+    result["generated"] = _coverage(generated_images, content.generated, objects)
+    result["reference"] = _coverage(reference_images, content.references, objects)
     result.update(content.left_out())
     return result
 
@@ -268,8 +270,12 @@ def _references(objects: Mapping[str, Any], image: str) -> list[Reference]:
     ]
 
 
-def _image_counts(expected: Sequence[str], there: Iterable[str]) -> dict[str, int]:
-    return {"images": len(expected), "images_missing": len(set(expected) - set(there))}
+def _coverage(expected: Sequence[str], there: Iterable[str], objects: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "images": len(expected),
+        "images_missing": len(set(expected) - set(there)),
+        "splits": sorted({objects["splits"][image] for image in expected}),
+    }
 
 
 @dataclass
@@ -423,13 +429,13 @@ def _mean(outcomes: Sequence[bool]) -> float:
 def floors(
     objects: str | os.PathLike[str] | Mapping[str, Any],
     store: RegionStore | str | os.PathLike[str],
-    images: Iterable[str] | None = None,
+    splits: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """What needs no model, by the ``phrase`` protocol: how to read an accuracy on these regions.
 
     Returns ``best_possible`` (some region hits), ``top_detection`` (the region of highest detector score;
     None without scores), ``whole_image`` (the image as one box), ``random_region`` (the expected accuracy
-    of a uniform choice) and ``phrases``. *images* restricts it; by default all annotated images count.
+    of a uniform choice) and ``phrases``. By default all annotated images count, with *splits* those in them.
     """
     from ..data.regions import RegionStore
 
@@ -437,9 +443,9 @@ def floors(
     if isinstance(store, (str, os.PathLike)):
         store = RegionStore(Path(store))
     best, top, whole, drawn = [], [], [], []
-    for image in content["images"] if images is None else images:
-        phrases = [phrase for caption in content["images"][image] for phrase in caption]
-        if not phrases:
+    for image, captions in content["images"].items():
+        phrases = [phrase for caption in captions for phrase in caption]
+        if not phrases or (splits is not None and content["splits"][image] not in splits):
             continue
         number = store.index(image)
         boxes = store.boxes(number).tolist()
@@ -453,7 +459,7 @@ def floors(
             if scores is not None:
                 top.append(hit[int(np.argmax(scores))])
     if not best:
-        raise GroundingError("objects.json: no boxed phrase in these images")
+        raise GroundingError("objects.json: has no boxed phrase in these splits")
     return {
         "best_possible": float(np.mean(best)),
         "top_detection": float(np.mean(top)) if top else None,
