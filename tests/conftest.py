@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +51,11 @@ class ToyData:
     """Flickr30k Entities files of all images"""
     folder: Path
     """where the prepared folder is or will be"""
+    nouns: tuple[str, ...] = TOY_NOUNS
+    """the nouns of the captions, which are the classes too"""
 
 
-def _make_toy_data(root: Path, seed: int = 0) -> ToyData:
+def _make_toy_data(root: Path, seed: int = 0, splits: Sequence[str] = _TOY_SPLITS) -> ToyData:
     from fairseq_grounding.data.regions import RegionWriter
 
     random = np.random.default_rng(seed)
@@ -62,7 +64,7 @@ def _make_toy_data(root: Path, seed: int = 0) -> ToyData:
         (toy.entities / name).mkdir(parents=True)
     images = []
     with RegionWriter(toy.regions, source="toy") as writer:
-        for number, split in enumerate(_TOY_SPLITS):
+        for number, split in enumerate(splits):
             image_id = f"toy{number:02d}"
             width, height = (int(side) for side in random.integers(100, 200, 2))
             objects = random.permutation(len(TOY_NOUNS))[:2]
@@ -100,7 +102,7 @@ def _make_toy_data(root: Path, seed: int = 0) -> ToyData:
 
 @pytest.fixture(scope="session")
 def make_toy_data() -> Callable[..., ToyData]:
-    """``make_toy_data(folder, seed=0)`` writes a fresh toy data set, unprepared, into a folder."""
+    """``make_toy_data(folder, seed=0, splits=...)`` writes a fresh toy data set, unprepared, into a folder."""
     return _make_toy_data
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import TOY_NOUNS
 
 from fairseq_grounding.cli import main
 from fairseq_grounding.data.captions import Caption, images_of, read_karpathy
@@ -199,7 +198,7 @@ def test_command_prepares_and_sums_up(toy, capsys):
     words = [word for text in train.texts for word in text.split()]
     assert folder.meta["train_words"] == len(words)
     assert folder.meta["train_word_coverage"] == pytest.approx(1 - 1 / len(words))
-    nouns = sum(word in (*TOY_NOUNS, "unicorn") for word in words)
+    nouns = sum(word in (*toy.nouns, "unicorn") for word in words)
     assert folder.meta["train_noun_share"] == pytest.approx(nouns / len(words))
     # the annotation still has the old wording of the caption with the unicorn: neither phrase is in it
     assert folder.meta["entities"]["phrases_not_tied"] == 2

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TOY_NOUNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -349,15 +348,17 @@ def test_sentences_in_another_order_are_matched_by_wording(tmp_path):
 def test_objects_of_the_toy_data(toy_data, toy_folder):
     objects = PreparedFolder(toy_folder).objects()
     captions = read_karpathy(toy_data.captions)
-    assert objects["classes"] == sorted(TOY_NOUNS)
+    assert objects["classes"] == sorted(toy_data.nouns)
     assert set(objects["images"]) == {caption.image_id for caption in captions}
     assert set(objects["lemmas"]) >= set(PreparedFolder(toy_folder).noun_table())
     for caption in captions:
         xml = (toy_data.entities / "Annotations" / f"{caption.image_id}.xml").read_text()
         boxes = [[int(n) - 1 for n in re.findall(r"<[xy]m\w+>(\d+)", part)] for part in xml.split("</object>")[:2]]
         entries = objects["images"][caption.image_id][caption.index]
-        assert [entry["word"] for entry in entries] == [n for n, word in enumerate(caption.tokens) if word in TOY_NOUNS]
-        assert [entry["class"] for entry in entries] == [w for w in caption.tokens if w in TOY_NOUNS]
+        assert [entry["word"] for entry in entries] == [
+            n for n, word in enumerate(caption.tokens) if word in toy_data.nouns
+        ]
+        assert [entry["class"] for entry in entries] == [w for w in caption.tokens if w in toy_data.nouns]
         assert [entry["boxes"] for entry in entries] == [[box] for box in boxes]
         assert objects["splits"][caption.image_id] == caption.split
 

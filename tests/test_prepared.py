@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TOY_NOUNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +52,7 @@ def test_every_caption_is_read_back(toy_data, toy_folder):
             assert split.raws[n] == sentence["raw"]
             assert str(tokens.dtype) == "torch.int64"
             assert tokens.tolist() == [dictionary.index(word) for word in words] + [dictionary.eos()]
-            assert nouns.tolist() == [int(word in TOY_NOUNS) for word in words] + [0]
+            assert nouns.tolist() == [int(word in toy_data.nouns) for word in words] + [0]
             assert split.sizes[n] == len(words) + 1
         assert len(list(groupby(split.image_ids))) == len(set(split.image_ids))
 
@@ -88,7 +87,7 @@ def test_noun_table_counts_training_words(toy_data, toy_folder):
         for sentence in image["sentences"] if image["split"] == "train" else []:
             for word in sentence["tokens"]:
                 seen[word] += 1
-    expected = {word: (count, count if word in TOY_NOUNS else 0) for word, count in seen.items()}
+    expected = {word: (count, count if word in toy_data.nouns else 0) for word, count in seen.items()}
     assert PreparedFolder(toy_folder).noun_table() == expected
 
 
