@@ -63,7 +63,10 @@ ODD = {"odd": ["A café, in ½ light.\u2028It is late", "x"], "bars": ["A cat ||
 
 # one test, because METEOR takes seconds to start
 @needs_java
-def test_figures_of_the_tools_and_odd_captions(capfd: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_the_tools_and_odd_captions(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Duser.language=de -Duser.country=DE")
     before = child_processes()
     with CaptionScorer({**FIGURES["refs"], **ODD}, {**FIGURES["tok_refs"], **ODD}) as scorer:
         said = {image: captions[0] for image, captions in FIGURES["hyps"].items()}
@@ -73,6 +76,7 @@ def test_figures_of_the_tools_and_odd_captions(capfd: pytest.CaptureFixture[str]
         accented = scorer.score({"odd": "a café in ½ light it is late"})
     assert child_processes() == before
     assert capfd.readouterr() == ("", "")
+    assert os.environ["JAVA_TOOL_OPTIONS"] == "-Duser.language=de -Duser.country=DE"
 
     for ours, theirs in NAMES.items():
         expected = FIGURES["scores"][theirs]
@@ -91,7 +95,7 @@ def test_figures_of_the_tools_and_odd_captions(capfd: pytest.CaptureFixture[str]
 
 
 @needs_java
-def test_tokenizer_reads_utf8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accents_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     assert _tokenize({"a": ["The café, naïve!", ""], "b": ["Ångström"]}) == {
         "a": ["the café naïve", ""],

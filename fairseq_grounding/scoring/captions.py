@@ -24,8 +24,8 @@ from ..errors import GroundingError
 NAMES = ("bleu1", "bleu2", "bleu3", "bleu4", "meteor", "rouge_l", "cider", "spice")
 
 _SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-# whatever the user's locale is, the tools read and write UTF-8 and print 0.5, not 0,5
-_JAVA_OPTIONS = "-Dfile.encoding=UTF-8 -Duser.language=en -Duser.country=US"
+# METEOR writes 0,5 in a German locale, and cannot read it back
+_JAVA_OPTIONS = "-Duser.language=en -Duser.country=US -Duser.language.format=en -Duser.country.format=US"
 
 
 class CaptionScorer:
