@@ -69,9 +69,7 @@ class DumpWriter:
         """Add one row; the last expected one completes the dump."""
         if not self._discard.alive:
             state = "complete" if self.rows == self.expected else "closed"
-            raise GroundingError(
-                f"{self.path}: the dump is {state} ({self.rows} rows) and takes no further row"
-            )
+            raise GroundingError(f"{self.path}: the dump is {state} ({self.rows} rows) and takes no further row")
         row = _plain(row)
         fault = row_fault(row)
         if fault is not None:
@@ -146,11 +144,7 @@ def row_fault(row: Any) -> str | None:
     """What is wrong with a dump's row, in a few words, or None."""
     if not isinstance(row, dict):
         return "is not a JSON object"
-    missing = [
-        key
-        for key in ("id", "image_id", "caption_index", "model", "text", "tokens", "steps")
-        if key not in row
-    ]
+    missing = [key for key in ("id", "image_id", "caption_index", "model", "text", "tokens", "steps") if key not in row]
     if missing:
         return f"lacks {', '.join(missing)}; is it a grounding dump?"
     if not (_is_int(row["id"]) or isinstance(row["id"], str)):
