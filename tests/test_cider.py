@@ -64,9 +64,7 @@ def as_arrays(frequency: dict[tuple[int, ...], float], images: int) -> tuple[Any
 
 @pytest.fixture(scope="module")
 def figures() -> tuple[dict[str, Any], Any]:
-    return json.loads((FIGURES / "f_ciderd_inputs.json").read_text()), np.load(
-        FIGURES / "f_ciderd_outputs.npz"
-    )
+    return json.loads((FIGURES / "f_ciderd_inputs.json").read_text()), np.load(FIGURES / "f_ciderd_outputs.npz")
 
 
 def test_published_tool_with_cached_frequencies(figures: tuple[dict[str, Any], Any]) -> None:
@@ -75,15 +73,11 @@ def test_published_tool_with_cached_frequencies(figures: tuple[dict[str, Any], A
     hypotheses = [ids(text) for text in inputs["hyps"].values()]
     frequency = {tuple(ids(gram)): count for gram, count in inputs["document_frequency"].items()}
     scorer = CiderD.from_references(refs, as_arrays(frequency, len(inputs["train_refs"])))
-    np.testing.assert_allclose(
-        scorer.score(hypotheses, range(6)), outputs["ciderd_cached"], rtol=0, atol=1e-10
-    )
+    np.testing.assert_allclose(scorer.score(hypotheses, range(6)), outputs["ciderd_cached"], rtol=0, atol=1e-10)
     # frequencies counted on the training references are the same table
     train = [[ids(c) for c in captions] for captions in inputs["train_refs"]]
     counted = CiderD.from_references(train)
-    np.testing.assert_allclose(
-        counted.score(hypotheses, range(6)), outputs["ciderd_cached"], rtol=0, atol=1e-10
-    )
+    np.testing.assert_allclose(counted.score(hypotheses, range(6)), outputs["ciderd_cached"], rtol=0, atol=1e-10)
 
 
 def test_published_tool_with_frequencies_of_the_references(figures: tuple[dict[str, Any], Any]) -> None:
@@ -100,9 +94,7 @@ references = st.lists(st.lists(caption, min_size=1, max_size=4), min_size=1, max
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    references, st.lists(st.tuples(caption, st.integers(0, 4)), max_size=6), st.booleans(), st.integers(5, 9)
-)
+@given(references, st.lists(st.tuples(caption, st.integers(0, 4)), max_size=6), st.booleans(), st.integers(5, 9))
 def test_slow_reference(
     refs: list[list[list[int]]], queries: list[tuple[list[int], int]], cached: bool, images: int
 ) -> None:
@@ -138,9 +130,7 @@ def test_scoring_changes_nothing() -> None:
     def arrays(value: Any) -> list[Any]:
         if isinstance(value, np.ndarray):
             return [value]
-        parts = (
-            value if isinstance(value, list) else vars(value).values() if hasattr(value, "__dict__") else []
-        )
+        parts = value if isinstance(value, list) else vars(value).values() if hasattr(value, "__dict__") else []
         return [array for part in parts for array in arrays(part)]
 
     assert len(arrays(scorer)) > 10
