@@ -118,7 +118,8 @@ def _words_attend(
     attention = _attention(normed * temperature, 1, mask)
     reach = torch.bmm(gram, attention.view(images, regions, captions * words)).view_as(attention)
     cosine = _cosine(similarity, attention, (attention * reach).sum(1), word_length, 1)
-    return _aggregate(cosine, aggregate, lse_temperature, counted)
+    pooled = _aggregate(cosine, aggregate, lse_temperature, counted)
+    return pooled if region_mask is None else pooled.masked_fill(~region_mask.any(1)[:, None], 0.0)
 
 
 def _regions_attend(
@@ -185,8 +186,11 @@ def region_word_scores(
     if aggregate_mask is not None and direction == "i2t":
         raise ValueError("aggregate_mask is for t2i: in i2t it is regions that are pooled")
     images, region_count, width = regions.shape
-    flat = regions.reshape(images * region_count, width)
     padded = None if bool(region_mask.all()) else region_mask
+    if padded is not None:
+        # 0 times what padding holds is not 0 where that is NaN or infinity
+        regions = regions.masked_fill(~padded[:, :, None], 0.0)
+    flat = regions.reshape(images * region_count, width)
 
     lengths = word_mask.sum(1)
     # real words first, in their order
@@ -199,7 +203,8 @@ def region_word_scores(
         members = (lengths == length).nonzero(as_tuple=True)[0]
         order.append(members)
         if length == 0:
-            columns.append(regions.new_zeros(images, len(members)))
+            # zeros that a loss can still go backward through
+            columns.append(regions[:, :0].sum((1, 2))[:, None] + words[members, :0].sum((1, 2)))
             continue
         index = front[members, :length]
         group = words[members[:, None], index]
@@ -278,6 +283,8 @@ def attend_pairs(
         similarity (B,W): cosine of each word with what it attends to; attention (B,W,R): rows sum to 1.
         Both are 0 at words and regions that are not real.
     """
+    regions = regions.masked_fill(~region_mask[:, :, None], 0.0)
+    words = words.masked_fill(~word_mask[:, :, None], 0.0)
     similarity = words @ regions.transpose(1, 2)
     real = word_mask[:, :, None] & region_mask[:, None, :]
     normed = normalise_similarity(similarity, norm, 1, word_mask[:, :, None])
