@@ -33,10 +33,11 @@ def attention_loss(student: Tensor, target: Tensor, mask: Tensor, kind: str = "k
         mask: (B,T) True or 1 at the tokens that count
         kind: ``kl``: KL(target, student), what the published code computes; ``reverse-kl``: KL(student, target),
             POS-SCAN's Eq. 15 as printed; ``nll``: -log of the student's attention on the target's highest region;
-            ``nll-all``: -log of its attention summed over all right regions (Eq. 16)
+            ``nll-all``: -log of its attention on every right region (Eq. 16)
 
     Returns:
-        the sum over tokens that count, and their number; both 0 where none counts
+        the sum over tokens that count, and their number (``nll-all``: over their right regions, and the number of
+        those, by which the published code divides); both 0 where none counts
     """
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; it can be {', '.join(KINDS)}")
@@ -46,7 +47,8 @@ def attention_loss(student: Tensor, target: Tensor, mask: Tensor, kind: str = "k
         best = student.gather(1, target.argmax(1, keepdim=True)) if len(student) else student[:, :1]
         total = -best.clamp(min=FLOOR).log().sum()
     elif kind == "nll-all":
-        total = -(student * target).sum(1).clamp(min=FLOOR).log().sum()
+        right = target > 0
+        return -student[right].clamp(min=FLOOR).log().sum(), right.sum()
     else:
         student, target = student.clamp(min=FLOOR), target.clamp(min=FLOOR)
         ratio = target.log() - student.log()
