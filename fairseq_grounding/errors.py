@@ -24,6 +24,16 @@ class GroundingError(Exception):
         return text
 
 
+def mendable(error: BaseException) -> GroundingError | None:
+    """The :class:`GroundingError` that *error* is or came from; fairseq wraps some in one that says less."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, GroundingError):
+            return chain
+        chain = chain.__cause__ or chain.__context__
+    return None
+
+
 def install_excepthook() -> None:
     """Show an uncaught :class:`GroundingError` as one line, also in fairseq's own commands."""
     previous = sys.excepthook
@@ -31,8 +41,9 @@ def install_excepthook() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, GroundingError):
-            print(f"error: {error}", file=sys.stderr)
+        cause = mendable(error)
+        if cause is not None:
+            print(f"error: {cause}", file=sys.stderr)
         else:
             previous(kind, error, trace)
 

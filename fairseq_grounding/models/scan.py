@@ -60,6 +60,8 @@ class ScanModel(MatchingModel):
     averaged; both are l2-normalised.
     """
 
+    region_weight = "region_projection.weight"
+
     def __init__(self, cfg: ScanConfig, dictionary, feature_size: int):
         super().__init__()
         if cfg.direction == "i2t" and cfg.noun_attention == "after":

@@ -83,6 +83,8 @@ class UpDownDecoder(RecurrentDecoder):
 class UpDownModel(VocabularyMixin, FairseqEncoderDecoderModel):
     """The Up-Down captioner: logits and attention for every token, in training too."""
 
+    region_weight = "encoder.region_embedding.0.weight"
+
     def __init__(self, encoder, decoder, dictionary, feature_size: int):
         super().__init__(encoder, decoder)
         self.keep_dictionary(dictionary)

@@ -5,9 +5,9 @@ attends to words). What attends is called the query here, what is attended the k
 
 Nothing as wide as the embeddings is formed for a pair. One matrix product gives every region-word dot product s.
 With attention a over the keys, the attended vector's dot product with the query is sum(a * s), and its length is
-sqrt(a^T G a), G being the keys' Gram matrix. Captions of equal length are scored together, so no padding column
-is ever computed, and pairs go in chunks whose intermediate results are computed again in the backward pass
-instead of being kept.
+sqrt(a^T G a), G being the keys' Gram matrix. Words are packed and captions of equal length scored together, so
+no padding column is ever computed, and pairs go in chunks whose intermediate results are computed again in the
+backward pass instead of being kept.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ EPSILON = 1e-8
 
 # region-word pairs whose intermediate results are held at once: 16 MB for each of them in float32
 CHUNK = 1 << 22
+# dot products that are held at once, and kept for the backward pass: 64 MB
+SIMILARITIES = 1 << 24
 
 
 def l2_normalise(vectors: Tensor) -> Tensor:
@@ -61,10 +63,13 @@ def normalise_similarity(similarity: Tensor, norm: str, dim: int, mask: Tensor |
     elif norm.startswith("clipped"):
         similarity = F.leaky_relu(similarity, 0.1)
     if norm in ("clipped_l2", "l2", "paper"):
-        return similarity / (torch.linalg.vector_norm(similarity, dim=dim, keepdim=True) + EPSILON)
-    if norm in ("clipped_l1", "l1"):
-        return similarity / (similarity.abs().sum(dim, keepdim=True) + EPSILON)
-    return similarity
+        size = torch.linalg.vector_norm(similarity, dim=dim, keepdim=True)
+    elif norm in ("clipped_l1", "l1"):
+        size = similarity.abs().sum(dim, keepdim=True)
+    else:
+        return similarity
+    # a product's backward pass reads less than a quotient's
+    return similarity * (size + EPSILON).reciprocal()
 
 
 def _attention(logits: Tensor, dim: int, mask: Tensor | None) -> Tensor:
@@ -132,13 +137,12 @@ def _regions_attend(
     temperature: float,
     lse_temperature: float,
 ) -> Tensor:
-    """i2t for a block: similarity (n,I,R,w), gram (n,w,w), region_length (I,R) -> (I,n)."""
-    captions, images, regions, words = similarity.shape
-    mask = None if region_mask is None else region_mask[None, :, :, None]
-    normed = normalise_similarity(similarity, norm, 2, mask)
-    attention = (normed * temperature).softmax(3)
-    reach = torch.bmm(attention.view(captions, images * regions, words), gram).view_as(attention)
-    cosine = _cosine(similarity, attention, (attention * reach).sum(3), region_length, 3)
+    """i2t for a block: similarity (n,w,I,R), gram (n,w,w), region_length (I,R) -> (I,n)."""
+    captions, words, images, regions = similarity.shape
+    normed = normalise_similarity(similarity, norm, 3, region_mask)
+    attention = (normed * temperature).softmax(1)
+    reach = torch.bmm(gram, attention.view(captions, words, images * regions)).view_as(attention)
+    cosine = _cosine(similarity, attention, (attention * reach).sum(1), region_length, 1)
     return _aggregate(cosine, aggregate, lse_temperature, region_mask).t()
 
 
@@ -192,65 +196,62 @@ def region_word_scores(
         regions = regions.masked_fill(~padded[:, :, None], 0.0)
     flat = regions.reshape(images * region_count, width)
 
-    lengths = word_mask.sum(1)
-    # real words first, in their order
-    front = (~word_mask).to(torch.uint8).argsort(dim=1, stable=True)
-    gram = regions @ regions.transpose(1, 2) if direction == "t2i" else None
-    region_length = torch.linalg.vector_norm(regions, dim=-1) if direction == "i2t" else None
+    choices = norm, aggregate, temperature, lse_temperature
+    gram = regions @ regions.transpose(1, 2)
+    region_length = torch.linalg.vector_norm(regions, dim=-1)
 
-    columns, order = [], []
-    for length in torch.unique(lengths).tolist():
-        members = (lengths == length).nonzero(as_tuple=True)[0]
-        order.append(members)
-        if length == 0:
-            # zeros that a loss can still go backward through
-            columns.append(regions[:, :0].sum((1, 2))[:, None] + words[members, :0].sum((1, 2)))
-            continue
-        index = front[members, :length]
-        group = words[members[:, None], index]
-        counted = None if aggregate_mask is None else aggregate_mask[members[:, None], index]
-        similarity = (flat @ group.reshape(-1, width).t()).view(images, region_count, len(members), length)
-        if direction == "t2i":
-            word_length = torch.linalg.vector_norm(group, dim=-1)
-            step = max(1, CHUNK // (region_count * len(members) * length))
-            assert gram is not None
-            blocks = [
-                _block(
-                    _words_attend,
-                    similarity[start : start + step],
-                    gram[start : start + step],
-                    word_length,
-                    None if padded is None else padded[start : start + step],
-                    counted,
-                    norm,
-                    aggregate,
-                    temperature,
-                    lse_temperature,
-                )
-                for start in range(0, images, step)
-            ]
-            columns.append(torch.cat(blocks))
-        else:
-            similarity = similarity.permute(2, 0, 1, 3).contiguous()
-            word_gram = group @ group.transpose(1, 2)
-            step = max(1, CHUNK // (images * region_count * length))
-            blocks = [
-                _block(
-                    _regions_attend,
-                    similarity[start : start + step],
-                    word_gram[start : start + step],
-                    region_length,
-                    padded,
-                    norm,
-                    aggregate,
-                    temperature,
-                    lse_temperature,
-                )
-                for start in range(0, len(members), step)
-            ]
-            columns.append(torch.cat(blocks, 1))
-    back = torch.cat(order).argsort()
-    return torch.cat(columns, 1)[:, back]
+    lengths = word_mask.sum(1)
+    order = lengths.argsort(stable=True)
+    most_words = max(1, SIMILARITIES // (images * region_count))
+    piece = lengths[order].cumsum(0) // most_words
+    columns = []
+    for captions in order.split(torch.unique_consecutive(piece, return_counts=True)[1].tolist()):
+        rows, places = word_mask[captions].nonzero(as_tuple=True)
+        packed = words[captions[rows], places]
+        counted = None if aggregate_mask is None else aggregate_mask[captions[rows], places]
+        similarity = flat @ packed.t() if direction == "t2i" else packed @ flat.t()
+        groups = torch.stack(lengths[captions].unique(return_counts=True), 1).tolist()
+        sizes = [length * count for length, count in groups]
+        parts = zip(
+            groups,
+            similarity.split(sizes, 1 if direction == "t2i" else 0),
+            packed.split(sizes),
+            [None] * len(sizes) if counted is None else counted.split(sizes),
+        )
+        for (length, count), dots, group, counts in parts:
+            group = group.view(count, length, width)
+            if length == 0:
+                # zeros that a loss can still go backward through
+                columns.append(regions[:, :0].sum((1, 2))[:, None] + group.sum((1, 2)))
+            elif direction == "t2i":
+                dots = dots.view(images, region_count, count, length)
+                counts = None if counts is None else counts.view(count, length)
+                columns.append(_in_blocks_of_images(dots, gram, group, padded, counts, *choices))
+            else:
+                dots = dots.view(count, length, images, region_count)
+                columns.append(_in_blocks_of_captions(dots, group, region_length, padded, *choices))
+    return torch.cat(columns, 1)[:, order.argsort()]
+
+
+def _in_blocks_of_images(
+    similarity: Tensor, gram: Tensor, words: Tensor, region_mask: Tensor | None, counted: Tensor | None, *choices
+) -> Tensor:
+    """t2i for captions of one length: similarity (I,R,n,w), gram (I,R,R), words (n,w,H) -> (I,n)."""
+    word_length = torch.linalg.vector_norm(words, dim=-1)
+    step = max(1, CHUNK // similarity[0].numel())
+    masks = [None] * len(gram) if region_mask is None else region_mask.split(step)
+    blocks = zip(similarity.split(step), gram.split(step), masks)
+    return torch.cat([_block(_words_attend, s, g, word_length, mask, counted, *choices) for s, g, mask in blocks])
+
+
+def _in_blocks_of_captions(
+    similarity: Tensor, words: Tensor, region_length: Tensor, region_mask: Tensor | None, *choices
+) -> Tensor:
+    """i2t for captions of one length: similarity (n,w,I,R), words (n,w,H), region_length (I,R) -> (I,n)."""
+    gram = words @ words.transpose(1, 2)
+    step = max(1, CHUNK // similarity[0].numel())
+    blocks = zip(similarity.split(step), gram.split(step))
+    return torch.cat([_block(_regions_attend, s, g, region_length, region_mask, *choices) for s, g in blocks], 1)
 
 
 def _block(function, *arguments):

@@ -35,7 +35,12 @@ class VocabularyMixin(nn.Module):
 
     fairseq saves a dictionary's path only. With the words themselves in the checkpoint, a teacher can be loaded
     where its data is not, and a captioner is never decoded with another data set's words by accident.
+
+    ``region_weight`` names the parameter that reads regions, (., width), so that features of another width are
+    refused in words too.
     """
+
+    region_weight: str
 
     def keep_dictionary(self, dictionary: Dictionary) -> None:
         """Hold *dictionary* (specials and words, in order) in the state."""
@@ -43,8 +48,14 @@ class VocabularyMixin(nn.Module):
         self.register_buffer(KEY, _as_bytes(dictionary))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Refuse a state that was trained with another dictionary."""
+        """Refuse a state that was trained with another dictionary or on other features."""
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
+        width, own = state_dict[self.region_weight].shape[1], self.get_parameter(self.region_weight).shape[1]
+        if width != own:
+            raise GroundingError(
+                f"the checkpoint reads regions of width {width}, this model of width {own} (features, and 5 more with"
+                " --region-geometry box5); give --regions the store and the flag that it was trained with"
+            )
         theirs, ours = state_dict.get(KEY), getattr(self, KEY)
         if theirs is not None and not torch.equal(theirs.cpu(), ours.cpu()):
             other = dictionary_in(state_dict)

@@ -91,8 +91,11 @@ class GroundedCaptionTask(FairseqTask):
         self._validating: Optional[str] = None
         self._evaluated: Any = None
         self._dump: Optional[DumpWriter] = None
-        if cfg.eval_grounding and self.folder.objects() is None:
-            raise GroundingError(f"--eval-grounding: {cfg.data} holds no entity boxes; prepare it with --entities")
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        """The task of *cfg*; what else fairseq says when it loads a checkpoint is of no use here."""
+        return cls(cfg)
 
     @property
     def source_dictionary(self) -> None:
@@ -109,10 +112,8 @@ class GroundedCaptionTask(FairseqTask):
         return self.cfg.max_regions, self.cfg.max_target_positions
 
     def model_feature_size(self, cfg) -> int:
-        """The store's feature size, noted in the model's *cfg* so that its checkpoint knows it."""
-        if cfg.feature_size is None:
-            cfg.feature_size = self.feature_size
-        elif cfg.feature_size != self.feature_size:
+        """The width of the features that a model of *cfg* reads; refused where the store's differs."""
+        if cfg.feature_size is not None and cfg.feature_size != self.feature_size:
             raise GroundingError(
                 f"the model reads features of width {cfg.feature_size}, but {self.store.path} has width"
                 f" {self.feature_size}; give --regions the store that it was trained on"
@@ -121,6 +122,8 @@ class GroundedCaptionTask(FairseqTask):
 
     def load_dataset(self, split: str, combine: bool = False, task_cfg=None, **kwargs) -> None:
         """Load *split* (train, valid or test)."""
+        if self.cfg.eval_grounding and split != "train":
+            self._need_boxes(split)
         self.datasets[split] = GroundedCaptionDataset(
             self.folder.split(split),
             self.store,
@@ -132,6 +135,14 @@ class GroundedCaptionTask(FairseqTask):
             shuffle=split == "train",
             seed=self.cfg.seed,
         )
+
+    def _need_boxes(self, split: str) -> None:
+        objects = self.folder.objects()
+        if objects is None or split not in objects["splits"].values():
+            raise GroundingError(
+                f"--eval-grounding: {self.folder.path} holds no entity boxes of the split {split!r}; prepare it with"
+                " --entities of these images, or leave the flag out"
+            )
 
     def get_batch_iterator(self, dataset, *args, num_shards=1, shard_id=0, **kwargs):
         """fairseq's iterator; notes how many rows this process's share of *dataset* has, for the dump."""
@@ -327,7 +338,9 @@ class GroundedCaptionTask(FairseqTask):
         return result
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Build the model; its class's name in the dumps is the architecture's."""
+        """Build the model, and note in its *cfg*, which its checkpoints hold, what shaped it."""
+        feature_size = self.model_feature_size(cfg)
+        cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
         model.architecture = str(getattr(cfg, "_name", None) or getattr(cfg, "arch", type(model).__name__))
         return model
