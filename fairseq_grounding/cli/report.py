@@ -1,0 +1,116 @@
+"""What every score of ``evaluate`` shares: its dumps and folder, the printed table, and the JSON report."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import GroundingError
+from ..files import content_hash, write_json
+
+# said in the report where a score imported them
+_OPTIONAL_TOOLS = ("pycocoevalcap", "spacy")
+
+
+def add_common(parser: argparse.ArgumentParser, inputs: Sequence[str] = ()) -> None:
+    """The arguments of every score; *inputs* names those of its own that are files to read."""
+    parser.add_argument("dumps", nargs="+", type=Path, metavar="DUMP", help="grounding dumps (JSON lines)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write everything as JSON, with versions, the hashes of the files that were read, and the arguments",
+    )
+    parser.set_defaults(inputs=("dumps", "data", *inputs))
+
+
+def add_data(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """``--data``, the prepared folder."""
+    parser.add_argument("--data", type=Path, required=required, metavar="FOLDER", help="the prepared folder")
+
+
+def check_json(args: argparse.Namespace) -> None:
+    """Refuse a ``--json`` that cannot be written before the minutes of scoring."""
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise GroundingError(f"--json {args.json}: its folder does not exist; make it first")
+
+
+def write_report(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Write *report* to ``--json``, where asked, with what it was computed from and by."""
+    if args.json is None:
+        return
+    hidden = ("command", "run", "run_score", "inputs", "json", "score")
+    made_with = {
+        "versions": _versions(),
+        "files": _file_hashes(args),
+        "arguments": {name: _plain(value) for name, value in vars(args).items() if name not in hidden},
+        "seed": getattr(args, "seed", None),
+    }
+    write_json(args.json, {**report, **made_with})
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in percent, a dash for None."""
+    return "-" if fraction is None else f"{100 * fraction:.1f}"
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    for row in (header, *rows):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]
+        print("  ".join(cells).rstrip())
+
+
+def _versions() -> dict[str, str]:
+    import fairseq
+    import numpy
+    import torch
+
+    from .. import __version__
+
+    versions = {
+        "fairseq_grounding": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "fairseq": str(fairseq.__version__),
+    }
+    for name in _OPTIONAL_TOOLS:
+        if name in sys.modules:
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _file_hashes(args: argparse.Namespace) -> dict[str, str]:
+    """SHA-256 by path: of a file's bytes, or what a prepared folder or a region store calls its content."""
+    from ..data.prepared import PreparedFolder
+    from ..data.regions import RegionStore
+
+    hashes = {}
+    for name in args.inputs:
+        value = getattr(args, name, None)
+        for path in value if isinstance(value, list) else [value]:
+            if path is None:
+                continue
+            if name == "data":
+                hashes[str(path)] = PreparedFolder(path).content_hash()
+                objects = path / "objects.json"
+                if objects.is_file():
+                    hashes[str(objects)] = content_hash(objects)
+            elif name == "regions":
+                hashes[str(path)] = RegionStore(path).content_hash()
+            else:
+                hashes[str(path)] = content_hash(path)
+    return hashes
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
