@@ -58,9 +58,9 @@ class UpDownDecoder(RecurrentDecoder):
         self.language_gates = gate_layer(width + 2 * hidden, hidden)
         self.dropout = nn.Dropout(cfg.dropout)
 
-    def prepare(self, tokens, encoder_out):
+    def prepare(self, tokens, rows, encoder_out):
         words = self.dropout(self.embedding(tokens).relu())
-        return self.word_gates(words) + self.global_gates(encoder_out["global"])[:, None]
+        return self.word_gates(words) + self.global_gates(encoder_out["global"]).index_select(0, rows)
 
     def initial_state(self, encoder_out):
         zero = encoder_out["global"].new_zeros(len(encoder_out["global"]), self.hidden_size)

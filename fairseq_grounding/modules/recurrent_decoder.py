@@ -25,7 +25,7 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
     """Runs a cell over a caption.
 
     A subclass defines :meth:`prepare` (all that needs no state, for all steps at once), :meth:`initial_state`
-    and :meth:`step`; the vocabulary projection runs once, over all tokens. In training, captions are sorted by
+    and :meth:`step`; the vocabulary projection runs once, over all real tokens. In training, captions are sorted by
     length and drop out of the batch as they end, so that hardly a step is computed for padding.
     """
 
@@ -35,8 +35,8 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         super().__init__(dictionary)
         self.output_projection = nn.Linear(output_size, len(dictionary))
 
-    def prepare(self, tokens: Tensor, encoder_out: dict[str, Tensor]) -> Tensor:
-        """What each step reads besides its state: tokens (N,T) -> (N,T,X)."""
+    def prepare(self, tokens: Tensor, rows: Tensor, encoder_out: dict[str, Tensor]) -> Tensor:
+        """What steps read besides their state: tokens (P,) of any steps, rows (P,) of the encoder's -> (P,X)."""
         raise NotImplementedError
 
     def initial_state(self, encoder_out: dict[str, Tensor]) -> State:
@@ -54,32 +54,32 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, list[Tensor]]]:
-        """Logits (B,T,V) and ``{"attn": [attention (B,T,R)]}``; with *incremental_state* of the last token only."""
+        """Logits (B,T,V) and ``{"attn": [attention (B,T,R)]}``, both 0 at padding; with *incremental_state* of the
+        last token only."""
         assert encoder_out is not None
         if incremental_state is not None:
             return self._next(prev_output_tokens[:, -1:], encoder_out, incremental_state)
         batch, length = prev_output_tokens.shape
         sizes, order = prev_output_tokens.ne(self.dictionary.pad()).sum(1).sort(descending=True, stable=True)
         encoder_out = {name: tensor.index_select(0, order) for name, tensor in encoder_out.items()}
-        # one tensor a step: slicing the whole would cost a whole tensor of zeros a step in the backward pass
-        inputs = self.prepare(prev_output_tokens.index_select(0, order), encoder_out).unbind(1)
-        state = self.initial_state(encoder_out)
         alive = (sizes[None, :] > torch.arange(length, device=sizes.device)[:, None]).sum(1).tolist()
-        outputs, attentions, places = [], [], []
-        going = batch
-        for time, count in enumerate(alive):
-            if count == 0:
-                break
-            if count < SHRINK * going:
-                encoder_out = {name: tensor[:count] for name, tensor in encoder_out.items()}
-                state = tuple(tensor[:count] for tensor in state)
-                going = count
-            output, attention, state = self.step(inputs[time][:going], state, encoder_out)
+        running = _running(alive)
+        steps, rows = _packed(running, batch, order.device)
+        tokens = prev_output_tokens[order[rows], steps]
+        # one tensor a step: slicing the whole would cost a whole tensor of zeros a step in the backward pass
+        inputs = self.prepare(tokens, rows, encoder_out).split(running)
+        state = self.initial_state(encoder_out)
+        outputs, attentions = [], []
+        for step_inputs, going, count in zip(inputs, running, alive):
+            if going < len(state[0]):
+                encoder_out = {name: tensor[:going] for name, tensor in encoder_out.items()}
+                state = tuple(tensor[:going] for tensor in state)
+            output, attention, state = self.step(step_inputs, state, encoder_out)
             outputs.append(output[:count])
             attentions.append(attention[:count])
-            places.append(order[:count] * length + time)
-        place = torch.cat(places)
-        logits = self.output_projection(_spread(torch.cat(outputs), place, batch, length))
+        steps, rows = _packed(alive[: len(running)], batch, order.device)
+        place = order[rows] * length + steps
+        logits = _spread(self.output_projection(torch.cat(outputs)), place, batch, length)
         return logits, {"attn": [_spread(torch.cat(attentions), place, batch, length)]}
 
     def _next(
@@ -93,7 +93,8 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
             state = self.initial_state(encoder_out)
         else:
             state = tuple(tensor for _, tensor in sorted(saved.items()) if tensor is not None)
-        output, attention, state = self.step(self.prepare(tokens, encoder_out)[:, 0], state, encoder_out)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        output, attention, state = self.step(self.prepare(tokens[:, 0], rows, encoder_out), state, encoder_out)
         named: dict[str, Tensor | None] = {f"{number:02d}": tensor for number, tensor in enumerate(state)}
         self.set_incremental_state(incremental_state, self.STATE, named)
         return self.output_projection(output)[:, None], {"attn": [attention[:, None]]}
@@ -110,6 +111,23 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
     def max_positions(self) -> int:
         """No limit of its own (fairseq wants a number here)."""
         return int(1e6)
+
+
+def _running(alive: list[int]) -> list[int]:
+    """How many captions each step runs over, at least those alive; steps after the last caption's end left out."""
+    running: list[int] = []
+    for count in alive:
+        if count == 0:
+            break
+        running.append(count if not running or count < SHRINK * running[-1] else running[-1])
+    return running
+
+
+def _packed(counts: list[int], batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Steps (P,) and rows (P,) of batches that have the first ``counts[t]`` rows at step t, step after step."""
+    taken = torch.arange(batch)[None, :] < torch.tensor(counts)[:, None]
+    steps, rows = taken.nonzero(as_tuple=True)
+    return steps.to(device), rows.to(device)
 
 
 def _spread(rows: Tensor, place: Tensor, batch: int, length: int) -> Tensor:
