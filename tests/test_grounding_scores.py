@@ -221,8 +221,10 @@ def test_objects_come_from_a_file_too(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(GroundingError, match="protocol 'strict' is unknown"):
-        GroundingScorer(OBJECTS, "strict")
+    with pytest.raises(GroundingError, match="protocol 'loose' is unknown"):
+        GroundingScorer(OBJECTS, "loose")
+    with pytest.raises(GroundingError, match="--bootstrap -1"):
+        GroundingScorer(OBJECTS, "strict", bootstrap=-1)
     with pytest.raises(GroundingError, match="is not an objects"):
         GroundingScorer({"classes": []})
     with pytest.raises(GroundingError, match="lacks images, tokens"):
@@ -250,14 +252,34 @@ def test_floors_by_hand(tmp_path: Path) -> None:
         scores = np.array([0.1, 0.9, 0.3, 0.2], np.float32)
         for image, regions, side in (("a", large, 60), ("b", small, 12), ("other", large, 60)):
             writer.add(image, np.zeros((4, 2), np.float32), np.array(regions), (side, side), scores=scores)
-    result = floors(OBJECTS, RegionStore(path), ["test"])
-    assert result == {
+
+    def masks(image: str) -> list[np.ndarray]:
+        return [np.isin(words, ("dogs", "dog", "hat")) for words in OBJECTS["tokens"][image]]
+
+    spans = {"a": [[0, 1], [0, 4]]}  # two nouns are in the hat's
+    objects = {**OBJECTS, "images": json.loads(json.dumps(OBJECTS["images"]))}
+    for image, captions in objects["images"].items():
+        for caption in captions:
+            for place, entry in enumerate(caption):
+                entry["span"] = spans[image][place] if len(caption) > 1 else [0, entry["word"] + 1]
+    result = floors(objects, RegionStore(path), ["test"], nouns=masks, bootstrap=200)
+    expected = {
         "best_possible": 1.0,
         "top_detection": 1 / 4,
+        "largest_region": 1 / 4,
         "whole_image": 1 / 4,
         "random_region": 1 / 4,
-        "phrases": 4,
     }
+    assert {name: result[name] for name in expected} == expected
+    assert result["phrases"] == 4
+    # a: the dogs' boxes hold the centres of the first and last region, the hat's that of the second; b: all are held
+    pointing = {"best_possible": 1, "top_detection": 2 / 4, "largest_region": 1 / 4, "whole_image": 1 / 4}
+    assert {name: result["measures"]["pointing"][name] for name in pointing} == pointing
+    assert result["measures"]["pointing"]["random_region"] == (2 / 4 + 1 / 4 + 2 / 4 + 4 / 4) / 4
+    assert result["measures"]["nouns"]["top_detection"] == 2 / 5  # the hat counts twice
+    assert result["per_type"]["clothing"]["last_noun"]["top_detection"] == 1
+    # image a has 1 of 3 at the second region, b 0 of 1
+    assert result["intervals"]["top_detection"] == [0, 1 / 3]
     assert floors(OBJECTS, path)["phrases"] == 5
 
 

@@ -34,6 +34,20 @@ def add_data(parser: argparse.ArgumentParser, required: bool = True) -> None:
     parser.add_argument("--data", type=Path, required=required, metavar="FOLDER", help="the prepared folder")
 
 
+def add_resampling(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--bootstrap`` and ``--seed``; *what* is it that gets intervals."""
+    from ..scoring.bootstrap import ROUNDS
+
+    parser.add_argument(
+        "--bootstrap",
+        type=int,
+        default=ROUNDS,
+        metavar="N",
+        help=f"resamples of the images for the 95%% intervals of {what} (default: {ROUNDS}; 0: no intervals)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the resamples (default: 1)")
+
+
 def check_json(args: argparse.Namespace) -> None:
     """Refuse a ``--json`` that cannot be written before the minutes of scoring."""
     if args.json is not None and not args.json.absolute().parent.is_dir():
@@ -57,6 +71,11 @@ def write_report(args: argparse.Namespace, report: dict[str, Any]) -> None:
 def percent(fraction: float | None) -> str:
     """A fraction in percent, a dash for None."""
     return "-" if fraction is None else f"{100 * fraction:.1f}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    """The ends of an interval in percent, a dash for None."""
+    return "-" if bounds is None else "-".join(map(percent, bounds))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
