@@ -1,4 +1,4 @@
-"""Score grounding dumps: the captions in them, or where their attention points.
+"""Score grounding dumps: the captions in them, where their attention points, or what they make up.
 
 Each score is a sub-command that takes one or more dumps and prints one table, a row a dump.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 
-from . import evaluate_captions, evaluate_grounding
+from . import evaluate_captions, evaluate_grounding, evaluate_hallucination
 from .report import check_json, write_report
 
-_SCORES = {"captions": evaluate_captions, "grounding": evaluate_grounding}
+_SCORES = {"captions": evaluate_captions, "grounding": evaluate_grounding, "hallucination": evaluate_hallucination}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from ..errors import GroundingError
 from ..files import content_hash, write_json
 
 # said in the report where a score imported them
-_OPTIONAL_TOOLS = ("pycocoevalcap", "spacy")
+_OPTIONAL_TOOLS = ("pycocoevalcap", "spacy", "nltk", "textblob")
 
 
 def add_common(parser: argparse.ArgumentParser, inputs: Sequence[str] = ()) -> None:
