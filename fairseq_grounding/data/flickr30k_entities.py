@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from xml.sax import SAXParseException
 from xml.sax.handler import ContentHandler
 
 from ..errors import GroundingError
+from .text_lines import read_lines
 
 _OPENING = "[/EN#"
 _HEADER = re.compile(r"\[/EN#([^/\s\[\]]+)((?:/[^/\s\[\]]+)+)")
@@ -63,13 +63,7 @@ def read_sentences(path: str | os.PathLike[str]) -> list[Sentence]:
     Raises:
         GroundingError: names the file and the line that is malformed.
     """
-    try:
-        lines = Path(path).read_bytes().decode("utf-8").rstrip().split("\n")
-    except OSError as error:
-        raise GroundingError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise GroundingError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    return [_parse_sentence(f"{path}: line {number}", line) for number, line in enumerate(lines, 1)]
+    return [_parse_sentence(f"{path}: line {number}", line) for number, line in read_lines(path)]
 
 
 def _parse_sentence(where: str, line: str) -> Sentence:
