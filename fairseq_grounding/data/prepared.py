@@ -143,14 +143,7 @@ class PreparedFolder:
 
     def noun_table(self) -> dict[str, tuple[int, int]]:
         """For each word of the training captions: times seen, times tagged a noun."""
-        path = self.path / "nouns.tsv"
-        table = {}
-        for number, row in _rows(path, 3):
-            try:
-                table[row[0]] = int(row[1]), int(row[2])
-            except ValueError as error:
-                raise GroundingError(f"{path}: line {number} holds no counts; {_AGAIN}") from error
-        return table
+        return read_noun_table(self.path / "nouns.tsv")
 
     def document_frequency(self) -> tuple[np.ndarray, np.ndarray, int]:
         """n-grams (K,4) int32, padded with -1; images each occurs in (K,); number of training images."""
@@ -180,6 +173,21 @@ class PreparedFolder:
     def _split_files(self) -> list[str]:
         endings = ("tokens.bin", "tokens.idx", "nouns.bin", "nouns.idx", "captions.tsv")
         return [f"{split}.{ending}" for split in self.splits() for ending in endings]
+
+
+def read_noun_table(path: Path) -> dict[str, tuple[int, int]]:
+    """Read ``nouns.tsv``: for each word, times seen and times tagged a noun.
+
+    Raises:
+        GroundingError: the file is missing, cut short, or holds no counts.
+    """
+    table = {}
+    for number, row in _rows(path, 3):
+        try:
+            table[row[0]] = int(row[1]), int(row[2])
+        except ValueError as error:
+            raise GroundingError(f"{path}: line {number} holds no counts; {_AGAIN}") from error
+    return table
 
 
 def write_prepared_folder(
