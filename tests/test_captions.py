@@ -205,6 +205,31 @@ def test_command_prepares_and_sums_up(toy, capsys):
     assert "240 phrases" in out
 
 
+def test_command_takes_other_captions_tags_and_boxes(toy, capsys):
+    images = json.loads(toy.captions.read_text())["images"]
+    rows = [(image["filename"][:-4], image["split"], s["raw"]) for image in images for s in image["sentences"]]
+    rows.append(("toy00", "train", " "))
+    toy.captions.write_text("".join(f"{image_id}\t{raw}\n" for image_id, _, raw in rows))
+    splits, tags = toy.captions.with_name("splits.tsv"), toy.captions.with_name("tags.txt")
+    splits.write_text("".join(f"{image_id}\t{split}\n" for image_id, split in {i: s for i, s, _ in rows}.items()))
+    tags.write_text(
+        "".join(" ".join("NN" if w in toy.nouns else "X" for w in r.lower().split()) + "\n" for *_, r in rows)
+    )
+    flags = ["--format", "tsv", "--splits", str(splits), "--tokeniser", "whitespace", "--nouns", "tagged"]
+    flags += ["--tagged", str(tags), "--entities", str(toy.entities), "--several-boxes", "union", "--threshold", "1"]
+    assert "caption 5 of image 'toy00' is empty; remove it" in fails(capsys, toy, *flags)
+    assert main(command(toy, *flags, "--skip-bad", "--workers", "2")) == 0
+    out = capsys.readouterr().out
+    assert "words: of whitespace" in out
+    assert "NOUN+PROPN of tagged tags.txt" in out
+    assert "240 of 240 phrases tied" in out
+    assert "skipped: 0 images, 1 captions, 0 annotations" in out
+    folder = PreparedFolder(toy.folder)
+    assert folder.meta["several_boxes"] == "union"
+    assert folder.split("train").texts[0].endswith(" .")
+    assert folder.noun_table()["."][1] == 0
+
+
 def test_without_entities_there_are_no_objects(toy):
     prepare_captions(toy.captions, toy.regions, toy.folder, threshold=1)
     assert PreparedFolder(toy.folder).objects() is None
