@@ -107,6 +107,9 @@ def test_f1_tables(
     assert (content[0]["attention_accuracy"], content[0]["f1_loc"], content[1]["f1_all"]) == (1, 1, None)
     assert content[0]["confusion"] == {"all": [], "loc": [], "attention": []}
     assert {entry["attended"] for entry in content[1]["confusion"]["all"]} == {"(background)"}
+    wrong = content[1]["wrong_attention"]["all"]
+    assert wrong.pop("background") > 20
+    assert wrong == {"same_class": 0, "another": 0, "nothing": 0}
 
     assert main([*common, "--protocol", "strict", "--per-class", "--top", "2"]) == 0
     output = capsys.readouterr().out
@@ -114,7 +117,7 @@ def test_f1_tables(
     assert lines[1].split()[:4] == [right, "words", "100.0", "(100.0-100.0)"]
     assert lines[4].split()[:4] == [lost, "classes", "0.0", "(0.0-0.0)"]
     assert output.count("where wrong attention went") == 2  # generated and attention, of the second dump alone
-    table = output[output.index(f"{lost}: where wrong attention went (generated)") :].split("\n\n")[0].splitlines()
+    table = output[output.index(f"{lost}: where wrong attention went (generated): too") :].split("\n\n")[0].splitlines()
     assert len(table) == 4  # title, header, the two most frequent
     assert table[2].split()[1] == "(background)"
 

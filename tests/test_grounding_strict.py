@@ -162,8 +162,12 @@ def test_confusion_names_what_was_looked_at() -> None:
         found.append(GroundingScorer(objects, "strict", bootstrap=0).score([row])["confusion"]["generated"][-1])
     assert [entry["attended"] for entry in found if entry["said"] == "man"] == ["dog", "lawn", "(background)", "man"]
     rows[-1]["steps"][0].update(region=0, box=far)
-    confusion = GroundingScorer(objects, "gvd").score([rows[-1]])["confusion"]
-    assert {"said": "man", "attended": "(nothing)", "count": 1} in confusion["all"]
+    result = GroundingScorer(objects, "gvd").score([rows[-1]])
+    assert {"said": "man", "attended": "(nothing)", "count": 1} in result["confusion"]["all"]
+    assert result["wrong_attention"]["all"] == {"same_class": 0, "another": 0, "background": 0, "nothing": 2}
+    loose_row = make_row("1", words, {1: loose, 4: region(A)})
+    result = GroundingScorer(objects, "strict", bootstrap=0).score([loose_row])
+    assert result["wrong_attention"]["generated"] == {"same_class": 1, "another": 1, "background": 0, "nothing": 0}
 
 
 corner = st.integers(0, 5)

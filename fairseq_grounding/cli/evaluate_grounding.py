@@ -186,7 +186,8 @@ def _details(result: Mapping[str, Any], top: int | None) -> list[tuple[str, Tabl
         tables.append((f"words and boxes by class, {mode}", table))
     tables.append(("attention accuracy by class", _accuracy_table(classes["attention"], top)))
     for kind, misses in result["confusion"].items():
-        tables.append((f"where wrong attention went ({kind})", _confusion_table(misses, top)))
+        went = _outline(result["wrong_attention"][kind])
+        tables.append((f"where wrong attention went ({kind}): {went}", _confusion_table(misses, top)))
     return tables
 
 
@@ -204,6 +205,15 @@ def _accuracy_table(classes: Mapping[str, Any], top: int | None) -> Table:
     order = sorted(classes, key=lambda name: (-classes[name]["annotated"], name))[:top]
     rows = [[name, percent(classes[name]["accuracy"]), str(classes[name]["annotated"])] for name in order]
     return ["class", "accuracy", "annotated"], rows
+
+
+def _outline(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values())
+    shares = {name: percent(count / total if total else None) for name, count in counts.items()}
+    return (
+        f"too loosely at the same class {shares['same_class']}, at another thing {shares['another']}, "
+        f"at the background {shares['background']}, at nothing {shares['nothing']}"
+    )
 
 
 def _confusion_table(misses: Sequence[Mapping[str, Any]], top: int | None) -> Table:

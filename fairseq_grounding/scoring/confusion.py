@@ -49,6 +49,17 @@ def confusion(misses: Iterable[Miss], objects: Mapping[str, Any]) -> list[dict[s
     return [{"said": said, "attended": attended, "count": count} for (said, attended), count in order]
 
 
+def outline(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The rows of :func:`confusion` by what was attended to: the same class, another thing, or none."""
+    counts = {"same_class": 0, "another": 0, "background": 0, "nothing": 0}
+    for row in rows:
+        if row["attended"] in (BACKGROUND, NOTHING):
+            counts["background" if row["attended"] == BACKGROUND else "nothing"] += row["count"]
+        else:
+            counts["same_class" if row["attended"] == row["said"] else "another"] += row["count"]
+    return counts
+
+
 def _names_of_boxes(objects: Mapping[str, Any], image: str) -> dict[tuple[float, ...], Counter[str]]:
     names: defaultdict[tuple[float, ...], Counter[str]] = defaultdict(Counter)
     for words, entries in zip(objects["tokens"][image], objects["images"][image]):

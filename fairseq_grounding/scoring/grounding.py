@@ -101,7 +101,8 @@ class GroundingScorer:
         classes; ``intervals`` by these names; and ``counts`` of what they are made of. A figure is None
         only where the dump has no caption of its kind; 0/0 is 0.
 
-        ``gvd`` and ``strict`` also return ``confusion``: where wrong attention went. All add
+        ``gvd`` and ``strict`` also return ``confusion``: where wrong attention went, row by row, and its sums
+        ``wrong_attention``. All add
         ``images_not_annotated`` and ``rows_ignored`` (a further row of the same caption or, for captions the
         model wrote, of the same image). All figures are fractions. Raises :class:`GroundingError` when
         nothing can be scored.

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import GroundingError
 from .annotations import AnnotatedWord, Reference, coverage, references_of
 from .attended import Attended
-from .confusion import Miss, confusion
+from .confusion import Miss, confusion, outline
 from .iou import Box, hits_inclusive
 
 
@@ -45,6 +45,7 @@ def score_gvd(content: Attended, objects: Mapping[str, Any]) -> dict[str, Any]:
     result["attention_accuracy"] = accuracy["accuracy"]
     result["per_class"]["attention"] = accuracy["per_class"]
     result["confusion"]["attention"] = confusion(accuracy["misses"], objects)
+    result["wrong_attention"] = {kind: outline(rows) for kind, rows in result["confusion"].items()}
     result["classes"] = len(objects["classes"])
     result["generated"] = coverage(generated_images, content.generated, objects)
     result["reference"] = coverage(reference_images, content.references, objects)

@@ -49,7 +49,7 @@ import numpy as np
 from .annotations import Reference, coverage, references_of
 from .attended import Attended
 from .bootstrap import Interval, bootstrap_intervals
-from .confusion import Miss, confusion
+from .confusion import Miss, confusion, outline
 from .iou import THRESHOLD, Box, hits_region, region_overlaps
 
 _MODES = ("all", "loc")
@@ -100,6 +100,7 @@ def score_strict(content: Attended, objects: Mapping[str, Any], rounds: int, see
     result["counts"] = {**generated.totals(), **attention.totals(), **lost}
     result["per_class"] = {"generated": _generated_classes(generated), "attention": _attention_classes(attention)}
     result["confusion"] = {kind: confusion(wrong, objects) for kind, wrong in misses.items()}
+    result["wrong_attention"] = {kind: outline(rows) for kind, rows in result["confusion"].items()}
     result["classes"] = len(objects["classes"])
     result["bootstrap"] = {"rounds": rounds, "seed": seed}
     result["generated"] = coverage(written, content.generated, objects)
