@@ -29,7 +29,7 @@ setup(
         "numpy>=1.24",
         "h5py>=3.8",
         "tqdm>=4.60",
-        "pillow>=9.5",
+        "pillow>=10.1",
         "defusedxml>=0.7",
     ],
     extras_require={

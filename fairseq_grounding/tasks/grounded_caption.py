@@ -232,9 +232,6 @@ class GroundedCaptionTask(FairseqTask):
         loss, sample_size, logged = super().valid_step(sample, model, criterion)
         if not (self.cfg.eval_retrieval or self.cfg.eval_caption_metrics or self.cfg.eval_grounding):
             return loss, sample_size, logged
-        if sample["split"] == "train" and self._validating is not None:
-            # fairseq fills up a process that has run out of batches with one of training, and ignores its log
-            return loss, sample_size, {**logged, COUNTED: 0}
         split = self._validating = sample["split"]
         if split not in self._passes or self._passes[split].complete:
             self._passes[split] = SplitPass(len(self.datasets[split].split))
