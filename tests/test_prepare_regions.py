@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_grounding.data import regions
-from fairseq_grounding.data.importers import IMPORTERS, Importer, Record, hdf5, import_regions
+from fairseq_grounding.data.importers import IMPORTERS, Importer, Job, Record, hdf5, import_regions
+from fairseq_grounding.data.importers.base import grouped
 from fairseq_grounding.data.regions import RegionStore, RegionWriter
 from fairseq_grounding.errors import GroundingError
 
@@ -91,8 +92,8 @@ def save_milvlg(folder, images):
         # rows after num_bbox are padding
         np.savez_compressed(
             folder / f"{image_id}.npz",
-            x=np.pad(features, ((0, 3), (0, 0))),
-            bbox=np.pad(boxes, ((0, 3), (0, 0))),
+            x=np.pad(features, ((0, 6), (0, 0))),
+            bbox=np.pad(boxes, ((0, 6), (0, 0))),
             num_bbox=len(boxes),
             image_w=width,
             image_h=height,
@@ -279,10 +280,15 @@ NPZ_FAULTS = {
     "pickled": ({"features": np.array([[Bomb()]], dtype=object)}, "cannot be read"),
     "rows": ({"boxes": np.ones((3, 4)) * 5}, "boxes are (3, 4)"),
     "no regions": ({"features": np.ones((0, 5)), "boxes": np.ones((0, 4))}, "no regions"),
-    "transposed": (
-        {"features": None, "x": np.ones((5, 2)), "bbox": np.ones((2, 4)), "image_w": 10, "image_h": 10},
-        "'x' is (5, 2)",
+    "neither rows nor columns": (
+        {"features": None, "x": np.ones((5, 3)), "bbox": np.ones((2, 4)), "image_w": 10, "image_h": 10},
+        "'x' is (5, 3)",
     ),
+    "rows or columns": (
+        {"features": None, "x": np.ones((2, 2)), "bbox": np.ones((2, 4)), "image_w": 10, "image_h": 10},
+        "--x-layout rows or columns",
+    ),
+    "climbing name": ({"../up": np.ones(2)}, "'../up', which leads out of a folder"),
     "num_bbox": (
         {"features": None, "x": np.ones((2, 5)), "bbox": np.ones((2, 4)), "num_bbox": 3, "image_w": 1, "image_h": 1},
         "num_bbox is 3",
@@ -417,17 +423,16 @@ class Endless(Importer):
         super().__init__(path)
         self.begun = begun
 
-    def __len__(self):
-        return 10**9
+    def jobs(self):
+        return (Job(str(n), n, n) for n in range(10**9))
 
-    def __iter__(self):
+    def read(self, what):
+        if what == 200:
+            self.begun.set()
+        if what > 200:
+            time.sleep(0.01)
         features, boxes = np.ones((36, 64), np.float32), np.array([[0, 0, 9, 9]] * 36, np.float32)
-        for n in range(10**9):
-            yield Record(str(n), features, boxes, (10, 10))
-            if n == 200:
-                self.begun.set()
-            if n > 200:
-                time.sleep(0.01)
+        return Record(str(what), features, boxes, (10, 10))
 
 
 def import_endlessly(folder, begun):
@@ -440,7 +445,7 @@ def import_and_stop_while_finishing(folder, begun):
         begun.set()
         time.sleep(60)
 
-    regions._Spill.copy_to = slow
+    regions.Spill.copy_to = slow
     save_ours(folder.parent / "npz", draw_images([2]))
     prepare("npz-dir", folder.parent / "npz", folder / "r.h5")
 
@@ -453,7 +458,7 @@ def import_and_stop_while_finishing(folder, begun):
         (import_and_stop_while_finishing, signal.SIGTERM),
     ],
 )
-def test_killed_import_leaves_nothing(tmp_path, run, number):
+def test_killed_import_leaves_nothing_that_looks_finished(tmp_path, run, number):
     context = multiprocessing.get_context("fork")
     begun = context.Event()
     (tmp_path / "out").mkdir()
@@ -463,20 +468,21 @@ def test_killed_import_leaves_nothing(tmp_path, run, number):
     os.kill(process.pid, number)
     process.join(20)
     assert process.exitcode not in (0, None)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["r.h5.partial"]
 
 
 def test_new_format_is_a_class_and_a_line(tmp_path, monkeypatch, capsys):
     class Lines(Importer):
         """One image a line: id and width."""
 
-        def __len__(self):
-            return len(self.path.read_text().splitlines())
+        summary = "one image a line"
 
-        def __iter__(self):
-            for line in self.path.read_text().splitlines():
-                image_id, width = line.split()
-                yield Record(image_id, np.ones((1, 2)), np.array([[0.0, 0, 5, 5]]), (int(width), 9))
+        def jobs(self):
+            return grouped((line, line) for line in self.path.read_text().splitlines())
+
+        def read(self, what):
+            image_id, width = what.split()
+            return Record(image_id, np.ones((1, 2)), np.array([[0.0, 0, 5, 5]]), (int(width), 9))
 
     monkeypatch.setitem(IMPORTERS, "lines", Lines)
     (tmp_path / "in.txt").write_text("b 10\na 20\n")

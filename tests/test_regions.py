@@ -408,7 +408,7 @@ def test_failure_while_finishing_leaves_nothing(tmp_path, monkeypatch):
     def full(self, target, name):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(regions._Spill, "copy_to", full)
+    monkeypatch.setattr(regions.Spill, "copy_to", full)
     with pytest.raises(GroundingError, match=r"r\.h5: cannot be written \(No space left"):
         write_all(tmp_path / "r.h5", good())
     assert list(tmp_path.iterdir()) == []

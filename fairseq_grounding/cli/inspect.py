@@ -64,6 +64,9 @@ def _inspect_store(args: argparse.Namespace) -> None:
         ("size on disk", f"{report['bytes'] / 1e6:,.1f} MB"),
         ("content hash", report["content_hash"]),
     ]
+    if not report["has_boxes"]:
+        rows.append(("boxes", "none in the source: drawing and grounding scores mean nothing"))
+    rows += [("decided", f"{name}: {words}") for name, words in report["decisions"].items()]
     for fault, found in report["broken"].items():
         first = ", ".join(map(repr, found["ids"]))
         rows.append(("BROKEN", f"{fault}: {found['rows']}, in {found['images']} images, first {first}"))

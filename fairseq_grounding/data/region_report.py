@@ -33,6 +33,8 @@ def describe_store(store: RegionStore) -> dict[str, Any]:
         "file": str(store.path),
         "bytes": store.path.stat().st_size,
         "source": store.source,
+        "decisions": store.decisions,
+        "has_boxes": store.has_boxes,
         "images": len(store),
         "regions": store.rows,
         "regions_per_image": {

@@ -14,19 +14,21 @@ dataset         shape, type                 meaning
 ``scores``      (sum of R,) float           optional: the detector's confidence
 =============== =========================== ========================================================
 
-Attributes: ``format``, ``version``, ``feature_size``, ``source``.
+Attributes: ``format``, ``version``, ``feature_size``, ``source``; maybe ``decisions`` (a JSON object: what an
+importer decided about the file that it read) and ``boxes``, ``"whole image"`` where the source had no boxes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -46,6 +48,9 @@ _HASHED_ROWS = 64
 # would decompress its chunk anew. A contiguous store, which RegionWriter makes, never touches the cache.
 _CHUNK_CACHE_BYTES = 1 << 26
 
+PLACEHOLDER_BOXES = "whole image"
+"""the attribute ``boxes`` of a store whose boxes say nothing"""
+
 _REQUIRED = ("features", "boxes", "offsets", "image_ids", "image_sizes")
 _PER_ROW = ("features", "boxes", "labels", "scores")
 
@@ -64,6 +69,8 @@ class RegionStore:
         image_ids: the N ids, in the order of the file.
         feature_size: D.
         source: where the regions come from, in the words of whoever wrote the store ("" when unsaid).
+        decisions: what the importer decided about the file that it read, name and words; empty when unsaid.
+        has_boxes: False when the source had no boxes, and each region has its whole image for a box.
         dtype: the stored type of the features, float16 or float32.
         rows: the number of regions of all images.
         offsets: (N + 1,) int64, image n owns the rows ``offsets[n]:offsets[n + 1]``.
@@ -79,6 +86,8 @@ class RegionStore:
     image_ids: list[str]
     feature_size: int
     source: str
+    decisions: dict[str, str]
+    has_boxes: bool
     dtype: np.dtype
     rows: int
     offsets: np.ndarray
@@ -146,6 +155,8 @@ class RegionStore:
                 )
         self.has_labels, self.has_scores = "labels" in file, "scores" in file
         self.source = _text(file.attrs.get("source")) or ""
+        self.has_boxes = _text(file.attrs.get("boxes")) != PLACEHOLDER_BOXES
+        self.decisions = _read_decisions(_text(file.attrs.get("decisions")))
 
         self.offsets = file["offsets"][()].astype(np.int64)
         self.counts = np.diff(self.offsets)
@@ -233,8 +244,8 @@ class RegionStore:
 
         It covers everything except the features whole: ids, offsets, image sizes, boxes, labels and scores.
         Of the features it covers shape, type and 64 evenly spaced rows, so a change of other rows goes
-        unseen. It does not depend on how the file is laid out (chunks, compression) nor on the attribute
-        ``source``.
+        unseen. It does not depend on how the file is laid out (chunks, compression) nor on the attributes
+        ``source`` and ``decisions``.
         """
         digest = hashlib.sha256(f"{FORMAT} {VERSION} {self.rows} {self.feature_size} {self.dtype.name}\n".encode())
         for image_id in self.image_ids:
@@ -282,6 +293,50 @@ class RegionStore:
         return values
 
 
+class CheckedImage(NamedTuple):
+    """One image as it goes into a store: nothing in it is wrong, and every column has its stored type."""
+
+    image_id: str
+    size: tuple[int, int]
+    """width, height in pixels"""
+    columns: dict[str, np.ndarray]
+    """``features`` (R, D), ``boxes`` (R, 4), and maybe ``labels`` (R,) and ``scores`` (R,)"""
+
+
+def check_image(
+    image_id: str,
+    features: np.ndarray,
+    boxes: np.ndarray,
+    size: tuple[int, int],
+    labels: np.ndarray | None = None,
+    scores: np.ndarray | None = None,
+    dtype: np.dtype | str = "float16",
+) -> CheckedImage:
+    """Check what can be known of one image alone, and give its columns the types that a store keeps.
+
+    Args:
+        image_id: its id, as the captions name it.
+        features: (R, D) numbers.
+        boxes: (R, 4), x0 y0 x1 y1 in pixels of the original image.
+        size: width and height of the original image in pixels.
+        labels: (R,) integers.
+        scores: (R,) numbers.
+        dtype: of the stored features, ``float16`` or ``float32``.
+
+    Raises:
+        GroundingError: something in it is wrong; names the image.
+    """
+    check_image_id(image_id)
+    width_height = _check_size(image_id, size)
+    stored = _check_features(image_id, np.asarray(features), np.dtype(dtype))
+    columns = {"features": stored, "boxes": _check_boxes(image_id, np.asarray(boxes), len(stored), width_height)}
+    if labels is not None:
+        columns["labels"] = _check_column(image_id, "labels", np.asarray(labels), len(stored), np.int32)
+    if scores is not None:
+        columns["scores"] = _check_column(image_id, "scores", np.asarray(scores), len(stored), np.float32)
+    return CheckedImage(image_id, width_height, columns)
+
+
 class RegionWriter:
     """Writer of a region store; a context manager.
 
@@ -299,6 +354,7 @@ class RegionWriter:
         feature_size: D; by default that of the first image.
         source: where the regions come from, for people to read.
         dtype: how to store features, ``float16`` or ``float32``.
+        attributes: further attributes of the file.
     """
 
     def __init__(
@@ -307,6 +363,7 @@ class RegionWriter:
         feature_size: int | None = None,
         source: str = "",
         dtype: str = "float16",
+        attributes: Mapping[str, str] | None = None,
     ) -> None:
         if dtype not in ("float16", "float32"):
             raise GroundingError(f"--dtype {dtype}: must be float16 or float32")
@@ -314,9 +371,10 @@ class RegionWriter:
         self.feature_size = feature_size
         self.source = source
         self.dtype = np.dtype(dtype)
+        self.attributes = dict(attributes or {})
         self._counts: dict[str, int] = {}
         self._sizes: list[tuple[int, int]] = []
-        self._spills: dict[str, _Spill] = {}
+        self._spills: dict[str, Spill] = {}
         self._stack = ExitStack()
 
     @property
@@ -348,103 +406,88 @@ class RegionWriter:
         labels: np.ndarray | None = None,
         scores: np.ndarray | None = None,
     ) -> None:
-        """Add one image.
+        """Add one image: :func:`check_image`, then :meth:`add_checked`, which say what is wrong with it."""
+        self.add_checked(check_image(image_id, features, boxes, size, labels, scores, self.dtype))
 
-        Args:
-            image_id: its id, as the captions name it.
-            features: (R, D) numbers.
-            boxes: (R, 4), x0 y0 x1 y1 in pixels of the original image.
-            size: width and height of the original image in pixels.
-            labels: (R,) integers, for every image or for none.
-            scores: (R,) numbers, for every image or for none.
-
-        Raises:
-            GroundingError: something in it is wrong; names the image.
-        """
-        check_image_id(image_id)
-        if image_id in self._counts:
-            raise GroundingError(f"image {image_id!r}: is there more than once; remove one of them")
-        width_height = _check_size(image_id, size)
-        columns = {
-            "features": self._check_features(image_id, np.asarray(features)),
-            "boxes": _check_boxes(image_id, np.asarray(boxes), len(features), width_height),
-        }
-        if labels is not None:
-            columns["labels"] = _check_column(image_id, "labels", np.asarray(labels), len(features), np.int32)
-        if scores is not None:
-            columns["scores"] = _check_column(image_id, "scores", np.asarray(scores), len(features), np.float32)
+    def add_checked(self, image: CheckedImage) -> None:
+        """Add an image that :func:`check_image` made; :meth:`check_fits` says whether it can be."""
+        self.check_fits(image)
+        image_id, columns = image.image_id, image.columns
+        rows, size = columns["features"].shape
         try:
             if not self._spills:
                 for name, values in columns.items():
-                    file = tempfile.TemporaryFile(dir=self.path.parent, buffering=_BLOCK_BYTES)  # noqa: SIM115
-                    self._stack.enter_context(file)
-                    self._spills[name] = _Spill(file, values.dtype, values.shape[1:])
-            if columns.keys() != self._spills.keys():
-                odd = sorted(columns.keys() ^ self._spills.keys())
-                raise GroundingError(
-                    f"image {image_id!r}: {' and '.join(odd)} must be given for every image or for none, "
-                    "and the images before it differ"
-                )
+                    self._spills[name] = Spill(self._spill_file(name), values.dtype, values.shape[1:])
             for name, values in columns.items():
                 self._spills[name].append(values)
         except OSError as error:
             raise self._cannot_write(error) from error
-        self.feature_size = columns["features"].shape[1]
-        self._counts[image_id] = len(features)
-        self._sizes.append(width_height)
+        self.feature_size = size
+        self._counts[image_id] = rows
+        self._sizes.append(image.size)
 
-    def _check_features(self, image_id: str, features: np.ndarray) -> np.ndarray:
-        if features.ndim != 2 or features.dtype.kind not in "fiu":
+    def check_fits(self, image: CheckedImage) -> None:
+        """Whether an image goes with those before it.
+
+        Raises:
+            GroundingError: its id is there already, its features have another size than those before it, or
+                labels or scores are given for some images and not for others.
+        """
+        image_id, columns = image.image_id, image.columns
+        if image_id in self._counts:
+            raise GroundingError(f"image {image_id!r}: is there more than once; remove one of them")
+        size = columns["features"].shape[1]
+        if self.feature_size is not None and size != self.feature_size:
             raise GroundingError(
-                f"image {image_id!r}: features are {features.shape} {features.dtype}, not (regions, size) numbers"
-            )
-        if not len(features):
-            raise GroundingError(f"image {image_id!r}: has no regions; leave it out, or give it a whole-image box")
-        size = features.shape[1] if self.feature_size is None else self.feature_size
-        if features.shape[1] != size or not size:
-            raise GroundingError(
-                f"image {image_id!r}: its features have size {features.shape[1]}, those before it {size}; "
+                f"image {image_id!r}: its features have size {size}, those before it {self.feature_size}; "
                 "all must be of one extractor"
             )
-        if not np.isfinite(features).all():
+        if self._spills and columns.keys() != self._spills.keys():
+            odd = sorted(columns.keys() ^ self._spills.keys())
             raise GroundingError(
-                f"image {image_id!r}: its features hold NaN or infinity; extract it again, or leave it out"
+                f"image {image_id!r}: {' and '.join(odd)} must be given for every image or for none, "
+                "and the images before it differ"
             )
-        with np.errstate(over="ignore"):
-            stored = features.astype(self.dtype)
-        if not np.isfinite(stored).all():
-            if self.dtype == np.float16:
-                raise GroundingError(
-                    f"image {image_id!r}: its features reach {np.abs(features).max():.6g}, and float16 ends "
-                    "at 65504; use --dtype float32"
-                )
-            raise GroundingError(f"image {image_id!r}: its features do not fit into float32; scale them down")
-        return stored
+
+    def _spill_file(self, name: str) -> IO[bytes]:
+        """Where to put the rows of one dataset until their number is known; closed with the writer."""
+        return self._stack.enter_context(tempfile.TemporaryFile(dir=self.path.parent, buffering=_BLOCK_BYTES))
 
     def _finish(self) -> None:
         if not self._counts:
             raise GroundingError(f"{self.path}: not written, because there was no image to write")
         try:
-            with writing(self.path) as temporary, h5py.File(temporary, "w") as file:
-                file.attrs["format"] = FORMAT
-                file.attrs["version"] = VERSION
-                file.attrs["feature_size"] = self.feature_size
-                file.attrs["source"] = self.source
-                counts = np.fromiter(self._counts.values(), np.int64, len(self._counts))
-                file["offsets"] = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
-                file["image_sizes"] = np.array(self._sizes, np.int32)
-                file.create_dataset("image_ids", data=list(self._counts), dtype=h5py.string_dtype())
-                for name, spill in self._spills.items():
-                    spill.copy_to(file, name)
+            with self._temporary() as temporary:
+                self._write(temporary)
         except (OSError, RuntimeError) as error:
             raise self._cannot_write(error) from error
+
+    def _temporary(self) -> AbstractContextManager[Path]:
+        """Where to write the file; it gets its name when the block ends without an error."""
+        return writing(self.path)
+
+    def _write(self, path: Path) -> None:
+        """The finished file, under another name."""
+        with h5py.File(path, "w") as file:
+            file.attrs["format"] = FORMAT
+            file.attrs["version"] = VERSION
+            file.attrs["feature_size"] = self.feature_size
+            file.attrs["source"] = self.source
+            for name, value in self.attributes.items():
+                file.attrs[name] = value
+            counts = np.fromiter(self._counts.values(), np.int64, len(self._counts))
+            file["offsets"] = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+            file["image_sizes"] = np.array(self._sizes, np.int32)
+            file.create_dataset("image_ids", data=list(self._counts), dtype=h5py.string_dtype())
+            for name, spill in self._spills.items():
+                spill.copy_to(file, name)
 
     def _cannot_write(self, error: Exception) -> GroundingError:
         reason = getattr(error, "strerror", None) or _one_line(error)
         return GroundingError(f"{self.path}: cannot be written ({reason}); is its folder there, and is there space?")
 
 
-class _Spill:
+class Spill:
     """The rows of one dataset in a temporary file, until their number is known."""
 
     def __init__(self, file: IO[bytes], dtype: np.dtype, shape: tuple[int, ...]) -> None:
@@ -491,6 +534,29 @@ def broken_boxes(boxes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     return bad, outside & ~bad
 
 
+def _check_features(image_id: str, features: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if features.ndim != 2 or features.dtype.kind not in "fiu" or (len(features) and not features.shape[1]):
+        raise GroundingError(
+            f"image {image_id!r}: features are {features.shape} {features.dtype}, not (regions, size) numbers"
+        )
+    if not len(features):
+        raise GroundingError(f"image {image_id!r}: has no regions; leave it out, or give it a whole-image box")
+    if not np.isfinite(features).all():
+        raise GroundingError(
+            f"image {image_id!r}: its features hold NaN or infinity; extract it again, or leave it out"
+        )
+    with np.errstate(over="ignore"):
+        stored: np.ndarray = features.astype(dtype)
+    if not np.isfinite(stored).all():
+        if dtype == np.float16:
+            raise GroundingError(
+                f"image {image_id!r}: its features reach {np.abs(features).max():.6g}, and float16 ends "
+                "at 65504; use --dtype float32"
+            )
+        raise GroundingError(f"image {image_id!r}: its features do not fit into float32; scale them down")
+    return stored
+
+
 def _check_size(image_id: str, size: tuple[int, int]) -> tuple[int, int]:
     values = np.asarray(size)
     whole = values.shape == (2,) and values.dtype.kind in "fiu" and (values == np.floor(values)).all()
@@ -529,6 +595,15 @@ def _check_column(image_id: str, name: str, values: np.ndarray, regions: int, dt
     if not (np.isfinite(stored).all() and (not whole or (stored == values).all())):
         raise GroundingError(f"image {image_id!r}: {name} hold a number that does not fit into {stored.dtype}")
     return stored
+
+
+def _read_decisions(text: str | None) -> dict[str, str]:
+    """What was decided is for people to read: a store in which it is damaged is no worse a store."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _decode(value: bytes | str) -> str:

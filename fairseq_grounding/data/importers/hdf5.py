@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import h5py
 import numpy as np
 
 from ...errors import GroundingError
-from .base import Importer, Option, Record
+from .base import Importer, Job, Option, Record
+from .reading import Hdf5File
 
-_BLOCK_BYTES = 1 << 25
+_BLOCK_BYTES = 1 << 23
 
 
 class Hdf5Importer(Importer):
@@ -27,9 +27,10 @@ class Hdf5Importer(Importer):
     joined by a comma, width first. Labels and scores are shaped as the boxes without their last axis. The
     default names are those of a region store, so a compressed store is rewritten plainly by importing it.
 
-    Images are read in blocks of some 32 MB.
+    Images are read in blocks of some 8 MB.
     """
 
+    summary = "an HDF5 file with features, boxes, ids and sizes in datasets that the --...-key flags name"
     options = (
         Option("--features-key", "dataset of the features, (N, R, D) or flat (rows, D); default features"),
         Option("--boxes-key", "dataset of the boxes, (N, R, 4) or flat (rows, 4); default boxes"),
@@ -64,73 +65,79 @@ class Hdf5Importer(Importer):
         if not path.is_file():
             raise GroundingError(f"{path}: no such file; --input of hdf5 is an HDF5 file")
         try:
-            with ExitStack() as stack:
-                self.file = stack.enter_context(h5py.File(path, "r"))
+            with h5py.File(path, "r") as self.file:
                 self.features = self._required("--features-key", features_key)
                 self.boxes = self._required("--boxes-key", boxes_key)
                 self.labels = self._optional("--labels-key", labels_key, "labels")
                 self.scores = self._optional("--scores-key", scores_key, "scores")
                 self.ids = self._read_ids(self._required("--ids-key", ids_key))
                 self.sizes = self._read_sizes(sizes_key)
+                self.total = len(self.ids)
                 self.padded = self.features.ndim == 3
                 self._check_shapes()
                 self.starts, self.counts = self._read_extents(counts_key, offsets_key)
-                # without an error the file stays open, for the images
-                stack.pop_all()
+                stated = self.file.attrs.get("source")
+                row_bytes = self.features.dtype.itemsize * self.features.shape[-1]
+                self._block_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
+                self._row_width = self.features.shape[1]
+                columns = {name: getattr(self, name) for name in ("features", "boxes", "labels", "scores")}
+                self._names = {name: found.name for name, found in columns.items() if found is not None}
         except (OSError, RuntimeError) as error:
             raise self._unreadable("", error) from error
+        # closed now; each process that reads opens the file anew
+        del self.file, self.features, self.boxes, self.labels, self.scores
+        self._source = stated if isinstance(stated, str) and stated else super().source
+        self._columns = Hdf5File(path)
+        self._block: tuple[int, dict[str, np.ndarray]] | None = None
+        self.decisions["datasets"] = ", ".join(sorted(self._names.values()))
 
     @property
     def source(self) -> str:
         """The file's own attribute ``source`` if it has one, else its name."""
-        stated = self.file.attrs.get("source")
-        return stated if isinstance(stated, str) and stated else super().source
+        return self._source
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_block": None}
 
-    def __iter__(self) -> Iterator[Record]:
-        row_bytes = self.features.dtype.itemsize * self.features.shape[-1]
-        limit = max(1, _BLOCK_BYTES // max(1, row_bytes))
-        begin = 0
-        while begin < len(self):
-            end = self._block_end(begin, limit)
-            yield from self._block(begin, end)
-            begin = end
+    def jobs(self) -> Iterator[Job]:
+        """The images in the order of the file; those of one block to a group."""
+        begin = group = 0
+        while begin < len(self.ids):
+            end = self._block_end(begin)
+            for n in range(begin, end):
+                yield Job(self.ids[n], (n, begin, end), group)
+            begin, group = end, group + 1
 
-    def _block_end(self, begin: int, limit: int) -> int:
-        """As many images from *begin* on as have at most *limit* rows, and at least one."""
+    def read(self, what: tuple[int, int, int]) -> Record:
+        """Read one image, and with the first of a block all of the block."""
+        n, begin, end = what
+        if self._block is None or self._block[0] != begin:
+            self._block = begin, self._read_block(begin, end)
+        columns = self._block[1]
         if self.padded:
-            return min(len(self), begin + max(1, limit // max(1, self.features.shape[1])))
-        last = int(np.searchsorted(self.starts, self.starts[begin] + limit, side="right")) - 1
-        return min(len(self), max(begin + 1, last))
-
-    def _block(self, begin: int, end: int) -> Iterator[Record]:
-        if self.padded:
-            rows = slice(begin, end)
+            own: Any = (n - begin, slice(int(self.counts[n])))
         else:
-            rows = slice(int(self.starts[begin]), int(self.starts[end]))
+            own = slice(int(self.starts[n] - self.starts[begin]), int(self.starts[n + 1] - self.starts[begin]))
+        rows = {name: values[own] for name, values in columns.items()}
+        return Record(
+            self.ids[n], rows["features"], rows["boxes"], self.sizes[n], rows.get("labels"), rows.get("scores")
+        )
+
+    def _block_end(self, begin: int) -> int:
+        """As many images from *begin* on as go into a block, and at least one."""
+        if self.padded:
+            return min(len(self.ids), begin + max(1, self._block_rows // max(1, self._row_width)))
+        last = int(np.searchsorted(self.starts, self.starts[begin] + self._block_rows, side="right")) - 1
+        return min(len(self.ids), max(begin + 1, last))
+
+    def _read_block(self, begin: int, end: int) -> dict[str, np.ndarray]:
+        rows = slice(begin, end) if self.padded else slice(int(self.starts[begin]), int(self.starts[end]))
         try:
-            features, boxes = self.features[rows], self.boxes[rows]
-            labels = None if self.labels is None else self.labels[rows]
-            scores = None if self.scores is None else self.scores[rows]
+            return {name: self._columns.rows(key, rows) for name, key in self._names.items()}
         except (OSError, RuntimeError) as error:
             raise self._unreadable(
                 f"between the images {self.ids[begin]!r} and {self.ids[end - 1]!r}: ", error
             ) from error
-        for n in range(begin, end):
-            if self.padded:
-                own: Any = (n - begin, slice(int(self.counts[n])))
-            else:
-                own = slice(int(self.starts[n]) - rows.start, int(self.starts[n + 1]) - rows.start)
-            yield Record(
-                self.ids[n],
-                features[own],
-                boxes[own],
-                self.sizes[n],
-                None if labels is None else labels[own],
-                None if scores is None else scores[own],
-            )
 
     def _unreadable(self, where: str, error: Exception) -> GroundingError:
         reason = " ".join(str(error).split())
