@@ -526,3 +526,16 @@ def test_captions_that_a_tokeniser_empties(toy_data, toy_folder, tmp_path):
         prepare_captions(captions, toy_data.regions, tmp_path / "out", **given_)
     meta = prepare_captions(captions, toy_data.regions, tmp_path / "out", skip_bad=True, **given_)
     assert meta["splits"]["train"]["captions"] == 79
+
+
+@pytest.mark.parametrize("key", ["raw", "tokens"])
+def test_half_a_character_is_named(toy_data, toy_folder, tmp_path, key):
+    images = json.loads(toy_data.captions.read_text())["images"]
+    images[0]["sentences"][1][key] = "a \ud83d dog" if key == "raw" else ["a", "\ud83d"]
+    captions = tmp_path / "dataset.json"
+    captions.write_text(json.dumps({"images": images}))
+    given_ = {"nouns": "table", "noun_table_path": toy_folder, "threshold": 1}
+    with pytest.raises(GroundingError, match=r"caption 1 of image 'toy00' has .*\\ud83d.*half of a character"):
+        prepare_captions(captions, toy_data.regions, tmp_path / "out", **given_)
+    prepare_captions(captions, toy_data.regions, tmp_path / "out", skip_bad=True, **given_)
+    assert len((tmp_path / "out" / "skipped.tsv").read_text().splitlines()) == 2

@@ -180,6 +180,7 @@ BAD_LABELS = {
     "class": (one(process_clss=[["dog"]]), r"gives the word 1 the class \['dog'\]"),
     "short box": (one(process_bnd_box=[[1, 2, 3]]), r"gives the word 1 the box \[1, 2, 3\]"),
     "turned box": (one(process_bnd_box=[[5, 2, 3, 4]]), "which is not x0 y0 x1 y1 in order"),
+    "far box": (one(process_bnd_box=[[1, 2, 3, 10**400]]), "which is not x0 y0 x1 y1 in order"),
     "NaN": (one(process_bnd_box=[[float("nan"), 2, 3, 4]]), "which is not x0 y0 x1 y1"),
 }
 

@@ -8,7 +8,6 @@ each with ``tokens``, and for each labelled word its place ``process_idx``, its 
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,9 @@ from .captions import Caption, images_of
 from .flickr30k_entities import align
 from .objects import COUNTS, objects_content, pair_up
 from .skipped import Skipped
+
+# pixels; NaN is not below it either
+_FAR = 1e9
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def _labelled_words(where: str, caption: Mapping[str, Any], length: int) -> list
 def _is_box(box: Any) -> bool:
     if not isinstance(box, list) or len(box) != 4:
         return False
-    if not all(isinstance(side, (int, float)) and math.isfinite(side) for side in box):
+    if not all(isinstance(side, (int, float)) and abs(side) < _FAR for side in box):
         return False
     return box[0] <= box[2] and box[1] <= box[3]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -244,27 +244,51 @@ def _with_words(
     path: str | os.PathLike[str], captions: Sequence[Caption], cutter: Tokeniser | None, skipped: Skipped
 ) -> list[Caption]:
     """The captions with the words of *cutter*, or else their own, where these can be stored."""
+    captions = _sound(path, captions, _encoding_fault, skipped)
     if cutter is not None:
         words = cutter.cut([caption.raw for caption in captions])
         captions = [replace(caption, tokens=own) for caption, own in zip(captions, words)]
     # a caption may hold <unk>: then its words were replaced before
     dictionary = Dictionary()
     reserved = {dictionary.bos_word, dictionary.pad_word, dictionary.eos_word}
-    kept = []
-    for caption in captions:
+
+    def words_fault(caption: Caption) -> str | None:
         taken = reserved.intersection(caption.tokens)
         if not caption.tokens:
-            fault: str | None = "has no words left after the tokeniser; remove it"
-        elif taken:
-            fault = f"has the word {min(taken)!r}, which fairseq uses itself; remove it"
-        else:
-            fault = spacing_fault(caption.tokens)
+            return "has no words left after the tokeniser; remove it"
+        if taken:
+            return f"has the word {min(taken)!r}, which fairseq uses itself; remove it"
+        return spacing_fault(caption.tokens)
+
+    return _sound(path, captions, words_fault, skipped)
+
+
+def _sound(
+    path: str | os.PathLike[str],
+    captions: Sequence[Caption],
+    fault_of: Callable[[Caption], str | None],
+    skipped: Skipped,
+) -> list[Caption]:
+    """The captions that *fault_of* finds nothing wrong with."""
+    kept = []
+    for caption in captions:
+        fault = fault_of(caption)
         if fault is None:
             kept.append(caption)
         else:
             message = f"caption {caption.index} of image {caption.image_id!r} {fault}"
             skipped.leave_out(path, caption.image_id, f"caption {caption.index}", message)
     return kept
+
+
+def _encoding_fault(caption: Caption) -> str | None:
+    for text in (caption.raw, *caption.tokens):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            # JSON can say it, files cannot
+            return f"has {text!r}, which holds half of a character; mend it"
+    return None
 
 
 def _table_file(path: str | os.PathLike[str]) -> Path:

@@ -39,6 +39,6 @@ class Skipped:
 
     def write(self, path: Path) -> None:
         """Write the rows, tab-separated, under a line of headings."""
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             for row in (("image_id", "what", "reason"), *self.rows):
                 print(*(" ".join(cell.split()) for cell in row), sep="\t", file=file)
