@@ -179,14 +179,14 @@ def _step_fault(token: str, step: Any) -> str | None:
     if step["logprob"] is not None and not _is_number(step["logprob"]):
         return "logprob is neither null nor a finite number"
     region, box, attention = step["region"], step["box"], step["attention"]
-    if attention is not None and not (isinstance(attention, list) and all(_is_number(x) for x in attention)):
+    if attention is not None and not (isinstance(attention, list) and _are_numbers(attention)):
         return "attention is neither null nor a list of finite numbers"
     if region is not None:
         if not (_is_int(region) and region >= 0):
             return "region is neither null nor an integer from 0 on"
         if attention and region >= len(attention):
             return f"region {region} is beyond the {len(attention)} regions of attention"
-    if box is not None and not (isinstance(box, list) and len(box) == 4 and all(_is_number(x) for x in box)):
+    if box is not None and not (isinstance(box, list) and len(box) == 4 and _are_numbers(box)):
         return "box is neither null nor four finite numbers (x0, y0, x1, y1)"
     if box is not None and region is None:
         return "box is given but region is null"
@@ -198,7 +198,15 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return _are_numbers([value])
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    # there are millions in a dump: two passes in C instead of a call a number
+    try:
+        return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
+    except OverflowError:  # an integer beyond every float
+        return False
 
 
 def _refuse_constant(text: str) -> float:

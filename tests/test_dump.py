@@ -163,11 +163,13 @@ FAULTS: list[tuple[Any, str]] = [
     (with_step(region=2), "region 2 is beyond the 2 regions"),
     (with_step(region=None), "region is null"),
     (with_step(attention=[None, 1]), "attention is neither"),
+    (with_step(attention=[0.5, True]), "attention is neither"),
+    (with_step(box=[0, 0, 1, 10**400]), "box is neither"),
     (with_step(logprob="0"), r"step 0 \(image 1001\): logprob"),
 ]
 
 
-@pytest.mark.parametrize(("row", "message"), FAULTS, ids=[message for _, message in FAULTS])
+@pytest.mark.parametrize(("row", "message"), FAULTS, ids=[f"{n} {message}" for n, (_, message) in enumerate(FAULTS)])
 def test_faulty_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(make_row()) + "\n" + json.dumps(row) + "\n")
