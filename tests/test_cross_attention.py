@@ -384,15 +384,16 @@ def test_order_means_nothing(seed, direction, images, regions, captions, words):
     close(turned, attention[:, :, of_regions])
 
 
-@pytest.mark.parametrize("chunk", [1, 40, 100])
+@pytest.mark.parametrize(("chunk", "similarities"), [(1, 1), (40, 1 << 24), (100, 120), (1 << 22, 200)])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("norm", ["clipped_l2", "paper", "softmax"])
-def test_chunks_give_what_one_piece_gives(monkeypatch, chunk, direction, norm):
+def test_chunks_give_what_one_piece_gives(monkeypatch, chunk, similarities, direction, norm):
     region_vectors, word_vectors, region_mask, word_mask = random_batch(5, 5, 4, 6, 5)
     leaves = region_vectors.requires_grad_(), word_vectors.requires_grad_()
     whole = region_word_scores(*leaves, region_mask, word_mask, direction=direction, norm=norm)
     expected = gradients(whole, *leaves)
     monkeypatch.setattr(cross_attention, "CHUNK", chunk)
+    monkeypatch.setattr(cross_attention, "SIMILARITIES", similarities)
     pieces = region_word_scores(*leaves, region_mask, word_mask, direction=direction, norm=norm)
     close(pieces, whole.detach(), 1e-12)
     for mine, theirs in zip(gradients(pieces, *leaves), expected):
