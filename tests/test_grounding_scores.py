@@ -16,6 +16,7 @@ from fairseq_grounding.data.regions import RegionStore, RegionWriter
 from fairseq_grounding.dump import DumpWriter
 from fairseq_grounding.errors import GroundingError
 from fairseq_grounding.scoring.grounding import GroundingScorer, floors, hits_inclusive, hits_region
+from fairseq_grounding.scoring.iou import points_inside, region_overlaps
 
 GVD = Path(__file__).parent / "figures" / "g_gvd"
 
@@ -165,6 +166,12 @@ def test_overlap_is_counted_pixels(box: list[int], targets: list[list[int]]) -> 
     assert hits_region([box[0], box[1], box[2] + 1, box[3] + 1], targets) == any(over_half)
     bigger = [hit and len(mine) > 1 and len(pixels(t)) > 1 for hit, t in zip(over_half, targets)]
     assert hits_inclusive(box, targets) == any(bigger)
+    areas = region_overlaps([[box[0], box[1], box[2] + 1, box[3] + 1]], targets)
+    exact = [len(mine & pixels(t)) / len(mine | pixels(t)) for t in targets]
+    np.testing.assert_allclose(areas, [exact], rtol=1e-12)
+    # a point in the middle of a pixel is in the boxes that have this pixel
+    held = [any((x, y) in pixels(t) for t in targets) for x, y in sorted(mine)]
+    assert points_inside([[x + 0.5, y + 0.5] for x, y in sorted(mine)], targets).tolist() == held
     assert not hits_region(None, targets)
     assert not hits_inclusive(None, targets)
 
