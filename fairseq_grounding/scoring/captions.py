@@ -2,145 +2,238 @@
 
 BLEU, METEOR, ROUGE-L, CIDEr and SPICE after the PTB tokenizer. The tokenizer, METEOR and SPICE are Java
 programs; what cannot run here is left out, and :attr:`CaptionScorer.notes` says so.
+
+Two of the scores are CIDEr. What pycocoevalcap calls CIDEr, and papers quote, clips counts and has the Gaussian
+length penalty: it is CIDEr-D already. It counts document frequencies on the references of the images that are
+scored, so that a caption's score depends on which other images are. ``cider_d`` is the same formula as
+self-critical training is rewarded by: on the prepared folder's token ids (rare words are ``<unk>``, the end of
+the sentence is a token), with the document frequencies of the training images.
 """
 
 from __future__ import annotations
 
+import csv
+import importlib
 import math
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from ..dump import read_dump
 from ..errors import GroundingError
+from ..files import writing
+from .cider import CiderD
+from .java import (
+    JavaError,
+    JavaTimeout,
+    Meteor,
+    java_version,
+    missing_spice_jars,
+    one_line,
+    spice,
+    spice_advice,
+    tokenize,
+)
 
-NAMES = ("bleu1", "bleu2", "bleu3", "bleu4", "meteor", "rouge_l", "cider", "spice")
+NAMES = ("bleu1", "bleu2", "bleu3", "bleu4", "meteor", "rouge_l", "cider", "cider_d", "spice")
+JAVA_TIMEOUT = 3600.0
 
-_SPICE_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-# METEOR writes 0,5 in a German locale, and cannot read it back
-_JAVA_OPTIONS = "-Duser.language=en -Duser.country=US -Duser.language.format=en -Duser.country.format=US"
+Score = tuple[float, Sequence[float]]
+
+
+class TokenCiderD:
+    """CIDEr-D of captions given as words, on token ids.
+
+    *index* gives a word's id (``Dictionary.index``), *end* is the id of the end of the sentence, *references* are
+    the token ids of each image's captions, the end included, and *document_frequency* is as
+    :meth:`fairseq_grounding.scoring.cider.CiderD.from_references` takes it.
+    """
+
+    def __init__(
+        self,
+        index: Callable[[str], int],
+        end: int,
+        references: Mapping[str, Sequence[Sequence[int]]],
+        document_frequency: tuple[Any, Any, Any],
+    ) -> None:
+        self._index = index
+        self._end = end
+        self._row = {image: row for row, image in enumerate(references)}
+        self._scorer = CiderD.from_references(list(references.values()), document_frequency)
+
+    def score(self, captions: Mapping[str, str]) -> list[float]:
+        """CIDEr-D (0 to 10) of each image's caption, in the order of *captions*."""
+        tokens = [[*map(self._index, caption.split()), self._end] for caption in captions.values()]
+        return self._scorer.score(tokens, [self._row[image] for image in captions]).tolist()
 
 
 class CaptionScorer:
     """Score captions against references, several sets of captions one after another.
 
     *raw* maps an image to its captions as people wrote them: what the PTB tokenizer is given. *words* maps
-    it to the same captions as words joined by spaces: what is scored where Java is missing. ``notes`` has a
-    line for everything that is left out or done differently, and why. METEOR takes seconds to start, so its
-    program stays: leave a ``with`` block around the scorer, or :meth:`close` it. Raises
-    :class:`GroundingError` without pycocoevalcap.
+    it to the same captions as words joined by spaces: what is scored where Java is missing. *token_cider* adds
+    ``cider_d``. A Java program that is not done with one set of captions after *java_timeout* seconds is ended,
+    and its score left out. ``notes`` has a line for everything that is left out or done differently, and why.
+    METEOR takes seconds to start, so its program stays: leave a ``with`` block around the scorer, or
+    :meth:`close` it. Raises :class:`GroundingError` without pycocoevalcap.
     """
 
-    def __init__(self, raw: Mapping[str, Sequence[str]], words: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        raw: Mapping[str, Sequence[str]],
+        words: Mapping[str, Sequence[str]],
+        *,
+        token_cider: TokenCiderD | None = None,
+        java_timeout: float = JAVA_TIMEOUT,
+    ) -> None:
         try:
-            from pycocoevalcap.tokenizer import ptbtokenizer
+            importlib.import_module("pycocoevalcap")
         except ImportError as error:
             raise GroundingError(
                 "evaluate captions needs pycocoevalcap: pip install 'fairseq-grounding[metrics]'"
             ) from error
         self.notes: list[str] = []
-        self._meteor: Any = None
-        fault = _java_fault()
-        self._tokenizes = fault is None
-        self._runs_meteor = fault is None
-        self._runs_spice = fault is None
-        if fault is not None:
-            self._no_tokenizer(fault)
-            self.notes.append(f"METEOR and SPICE are skipped: {fault}")
-        else:
-            missing = _missing_spice_jars(Path(ptbtokenizer.__file__).parents[1])
-            if missing:
-                self._runs_spice = False
-                self.notes.append(f"SPICE is skipped: its parser is not installed (no {', '.join(missing)})")
-        self._references = {image: [_one_line(c) for c in captions] for image, captions in words.items()}
-        if self._tokenizes:
-            try:
-                self._references = _tokenize(raw)
-            except GroundingError as error:
-                self._tokenizes = False
-                self._no_tokenizer(str(error))
-
-    def _no_tokenizer(self, why: str) -> None:
-        self.notes.append(
-            "the scores are of the words as they are, without the PTB tokenizer, and so not comparable with "
-            f"published ones: {why}"
-        )
+        self._token_cider = token_cider
+        self._timeout = java_timeout
+        self._meteor: Meteor | None = None
+        self._java: int | None = None
+        self._spice_cache: tempfile.TemporaryDirectory[str] | None = None
+        self._tokenizes = self._runs_meteor = self._runs_spice = True
+        self._scored = 0
+        self._words = {image: [one_line(c) for c in captions] for image, captions in words.items()}
+        self._references = self._words
+        try:
+            self._java = java_version()
+        except JavaError as error:
+            self._no_tokenizer(error)
+            self._runs_meteor = self._runs_spice = False
+            self.notes.append(f"METEOR and SPICE are skipped: {error}")
+            return
+        missing = missing_spice_jars()
+        if missing:
+            self._runs_spice = False
+            self.notes.append(f"SPICE is skipped: its parser is not installed (no {', '.join(missing)})")
+        # it gets ready while the tokenizer runs
+        self._start_meteor()
+        try:
+            self._references = tokenize(raw, self._timeout)
+        except JavaError as error:
+            self._no_tokenizer(error)
 
     def score(self, captions: Mapping[str, str]) -> dict[str, Any]:
         """The scores of one caption an image, against all references of these images.
 
-        Returns those of ``bleu1``..``bleu4``, ``meteor``, ``rouge_l``, ``cider``, ``spice`` that can be
-        had, as fractions (CIDEr: 0 to 10), ``images``, and ``per_image`` with the same for each image. A
-        score that is no number is None.
+        Returns those of ``bleu1``..``bleu4``, ``meteor``, ``rouge_l``, ``cider``, ``cider_d``, ``spice`` that can
+        be had, as fractions (CIDEr: 0 to 10), ``images``, ``tokenizer`` (``"ptb"``, or None where words are scored
+        as they are), and ``per_image`` with the scores of each image. A score that is no number is None.
         """
-        from pycocoevalcap.bleu.bleu import Bleu
-        from pycocoevalcap.cider.cider import Cider
-        from pycocoevalcap.rouge.rouge import Rouge
-
         unknown = [image for image in captions if image not in self._references]
         if unknown:
             raise GroundingError(f"image {unknown[0]}: has no reference captions")
         if not captions:
             raise GroundingError("there are no captions to score")
-        references = {image: self._references[image] for image in captions}
+        said = {image: one_line(caption) for image, caption in captions.items()}
         if self._tokenizes:
-            said = _tokenize({image: [caption] for image, caption in captions.items()})
-        else:
-            said = {image: [_one_line(caption)] for image, caption in captions.items()}
+            try:
+                tokens = tokenize({image: [caption] for image, caption in said.items()}, self._timeout)
+                said = {image: caption for image, (caption,) in tokens.items()}
+            except JavaError as error:
+                self._no_tokenizer(error)
+        references = {image: self._references[image] for image in captions}
+        self._scored += 1
 
-        bleu, bleu_each = Bleu(4).compute_score(references, said, verbose=0)
-        found = {f"bleu{n}": (bleu[n - 1], bleu_each[n - 1]) for n in range(1, 5)}
-        found["rouge_l"] = Rouge().compute_score(references, said)
-        found["cider"] = Cider().compute_score(references, said)
-        if self._runs_meteor:
+        found: dict[str, Score] = {}
+        with ThreadPoolExecutor(1) as beside:
+            # METEOR is a program of its own: the others are computed meanwhile
+            meteor = beside.submit(self._score_meteor, references, said)
             try:
-                found["meteor"] = self._score_meteor(references, said)
-            except (OSError, ValueError) as error:
+                found.update(_score_here(references, said))
+                if self._token_cider is not None:
+                    each = self._token_cider.score(captions)
+                    found["cider_d"] = (math.fsum(each) / len(each), each)
+                self._add_spice(found, references, said)
+            except BaseException:
                 self.close()
-                self._runs_meteor = False
-                self.notes.append(f"METEOR is skipped: its program failed ({_one_line(str(error))})")
-        if self._runs_spice:
-            try:
-                found["spice"] = _spice(references, said)
-            except (OSError, ValueError, subprocess.CalledProcessError) as error:
-                self._runs_spice = False
-                self.notes.append(f"SPICE is skipped: its program failed ({_one_line(str(error))})")
+                raise
+            score = meteor.result()
+            if score is not None:
+                found["meteor"] = score
         result: dict[str, Any] = {name: _number(found[name][0]) for name in NAMES if name in found}
         result["images"] = len(captions)
+        result["tokenizer"] = "ptb" if self._tokenizes else None
         result["per_image"] = {
             image: {name: _number(found[name][1][place]) for name in NAMES if name in found}
             for place, image in enumerate(captions)
         }
         return result
 
-    def _score_meteor(self, references: dict[str, list[str]], said: dict[str, list[str]]) -> tuple[float, list[float]]:
-        from pycocoevalcap.meteor.meteor import Meteor
+    def _no_tokenizer(self, why: JavaError) -> None:
+        self._tokenizes = False
+        self._references = self._words
+        which = f" from dump {self._scored + 1} on" if self._scored else ""
+        self.notes.append(
+            f"the scores{which} are of the words as they are, without the PTB tokenizer, and so not comparable with "
+            f"published ones: {self._reason(why)}"
+        )
 
+    def _start_meteor(self) -> None:
+        try:
+            self._meteor = Meteor()
+        except JavaError as error:
+            self._skip_meteor(error)
+
+    def _skip_meteor(self, why: JavaError) -> None:
+        self._runs_meteor = False
+        self.notes.append(f"METEOR is skipped: its program failed: {self._reason(why)}")
+
+    def _score_meteor(self, references: Mapping[str, Sequence[str]], said: Mapping[str, str]) -> Score | None:
+        if self._runs_meteor and self._meteor is None:
+            self._start_meteor()
         if self._meteor is None:
-            with _quiet_java():
-                self._meteor = Meteor()
-        return self._meteor.compute_score(*(_without_bars(captions) for captions in (references, said)))
+            return None
+        try:
+            return self._meteor.score(references, said, self._timeout)
+        except JavaError as error:
+            self._skip_meteor(error)
+            self._end_meteor()
+            return None
+
+    def _add_spice(
+        self, found: dict[str, Score], references: Mapping[str, Sequence[str]], said: Mapping[str, str]
+    ) -> None:
+        if not self._runs_spice:
+            return
+        if self._spice_cache is None:
+            # references that one set of captions had parsed are there for the next
+            self._spice_cache = tempfile.TemporaryDirectory()
+        try:
+            scores = spice(references, said, Path(self._spice_cache.name), self._timeout)
+        except JavaError as error:
+            self._runs_spice = False
+            advice = "" if isinstance(error, JavaTimeout) else spice_advice(self._java)
+            self.notes.append(f"SPICE is skipped: its program failed: {self._reason(error)}{advice}")
+            return
+        found["spice"] = (sum(scores.values()) / len(scores), list(scores.values()))
+
+    @staticmethod
+    def _reason(error: JavaError) -> str:
+        return f"{error}; --java-timeout gives it longer" if isinstance(error, JavaTimeout) else str(error)
+
+    def _end_meteor(self) -> None:
+        meteor, self._meteor = self._meteor, None
+        if meteor is not None:
+            meteor.close()
 
     def close(self) -> None:
-        """End METEOR's program; a later :meth:`score` starts it again."""
-        meteor, self._meteor = self._meteor, None
-        if meteor is None:
-            return
-        # an error leaves the lock taken, and Meteor's own finalizer would wait for it for ever
-        if meteor.lock.locked():
-            meteor.lock.release()
-        meteor.meteor_p.kill()
-        meteor.meteor_p.wait()
-        for stream in (meteor.meteor_p.stdin, meteor.meteor_p.stdout, meteor.meteor_p.stderr):
-            with suppress(OSError):
-                stream.close()
+        """End METEOR's program and drop what SPICE keeps; a later :meth:`score` starts again."""
+        self._end_meteor()
+        cache, self._spice_cache = self._spice_cache, None
+        if cache is not None:
+            cache.cleanup()
 
     def __enter__(self) -> CaptionScorer:
         return self
@@ -167,76 +260,38 @@ def first_captions(dump: str | os.PathLike[str]) -> tuple[dict[str, str], int]:
     return captions, rows - len(captions)
 
 
-def _tokenize(captions: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """PTB tokens, lower case and without punctuation, joined by spaces."""
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+def write_scores(
+    path: str | os.PathLike[str], results: Sequence[tuple[str, Mapping[str, str], Mapping[str, Any]]]
+) -> None:
+    """Write each image's scores as CSV: ``image_id``, ``caption``, then the scores as :data:`NAMES` calls them.
 
-    lines = {image: [{"caption": _one_line(c)} for c in own] for image, own in captions.items()}
-    with _quiet_java() as output:
-        try:
-            tokens = PTBTokenizer().tokenize(lines)
-        except (OSError, UnicodeDecodeError) as error:
-            raise GroundingError(f"the PTB tokenizer failed ({_one_line(str(error))})") from error
-        output.seek(0)
-        complaint = _one_line(output.read().decode(errors="replace"))
-    if any(len(tokens.get(image, ())) != len(own) for image, own in lines.items()):
-        raise GroundingError(f"the PTB tokenizer lost captions ({complaint[-200:]})")
-    return tokens
-
-
-def _without_bars(captions: dict[str, list[str]]) -> dict[str, list[str]]:
-    # three bars separate captions in what METEOR reads
-    return {image: [c.replace("|||", " ") for c in own] for image, own in captions.items()}
+    *results* are (dump, captions, what :meth:`CaptionScorer.score` returned), one a dump; with several, the column
+    ``dump`` comes first. Fractions as in the result; a cell is empty where a score is missing or no number.
+    """
+    names = [name for name in NAMES if any(name in scores for _, _, scores in results)]
+    several = ["dump"] if len(results) > 1 else []
+    # half a surrogate pair, which JSON may hold, has no UTF-8
+    with writing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8", errors="replace") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*several, "image_id", "caption", *names])
+        for dump, captions, scores in results:
+            for image, each in scores["per_image"].items():
+                cells = ["" if each.get(name) is None else repr(each[name]) for name in names]
+                table.writerow([*([dump] if several else []), image, captions[image], *cells])
 
 
-def _spice(references: dict[str, list[str]], said: dict[str, list[str]]) -> tuple[float, list[float]]:
-    from pycocoevalcap.spice.spice import Spice
+def _score_here(references: Mapping[str, Sequence[str]], said: Mapping[str, str]) -> dict[str, Score]:
+    """What needs no other program."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
 
-    with _quiet_java():
-        score, each = Spice().compute_score(references, said)
-    # it answers in the order of the sorted ids
-    by_image = {image: scores["All"]["f"] for image, scores in zip(sorted(references), each)}
-    return score, [by_image[image] for image in references]
-
-
-def _missing_spice_jars(package: Path) -> list[str]:
-    return [jar for jar in _SPICE_JARS if not (package / "spice" / "lib" / jar).is_file()]
-
-
-def _java_fault() -> str | None:
-    if shutil.which("java") is None:
-        return "there is no java command here (install a Java runtime, 8 or newer)"
-    ran = subprocess.run(["java", "-version"], capture_output=True, check=False)
-    return None if ran.returncode == 0 else f"java -version ends with {ran.returncode}"
-
-
-@contextmanager
-def _quiet_java() -> Iterator[IO[bytes]]:
-    """Send what Java programs print to a temporary file, which is yielded; they inherit our descriptors."""
-    before = os.environ.get("JAVA_TOOL_OPTIONS")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as output:
-        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
-        try:
-            for descriptor in saved:
-                os.dup2(output.fileno(), descriptor)
-            os.environ["JAVA_TOOL_OPTIONS"] = f"{before or ''} {_JAVA_OPTIONS}".strip()
-            yield output
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for descriptor, copy in saved.items():
-                os.dup2(copy, descriptor)
-                os.close(copy)
-            if before is None:
-                os.environ.pop("JAVA_TOOL_OPTIONS", None)
-            else:
-                os.environ["JAVA_TOOL_OPTIONS"] = before
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    lists = {image: [caption] for image, caption in said.items()}
+    bleu, bleu_each = Bleu(4).compute_score(references, lists, verbose=0)
+    found = {f"bleu{n}": (bleu[n - 1], bleu_each[n - 1]) for n in range(1, 5)}
+    found["rouge_l"] = Rouge().compute_score(references, lists)
+    found["cider"] = Cider().compute_score(references, lists)
+    return found
 
 
 def _number(value: Any) -> float | None:
