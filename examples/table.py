@@ -15,6 +15,7 @@ from pathlib import Path
 COLUMNS = {
     ("grounding", "phrase"): {"accuracy": "phrase accuracy"},
     ("grounding", "gvd"): {"f1_all": "F1_all", "f1_loc": "F1_loc"},
+    ("grounding", "strict"): {"f1_all": "F1_all (strict)", "f1_loc": "F1_loc (strict)"},
     ("captions", None): {"cider": "CIDEr", "bleu4": "BLEU-4", "meteor": "METEOR"},
 }
 FLOORS = {

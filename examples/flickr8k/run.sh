@@ -23,7 +23,7 @@ matching=(--word-embedding-size 300 --joint-size 256 --criterion image_text_trip
     --hardest-from-epoch 2 --batch-size 64 --lr 5e-4,5e-4,5e-4,5e-4,5e-5,5e-5 --max-epoch 6 --clip-norm 2
     --eval-retrieval --best-checkpoint-metric rsum)
 captioner=(--arch up_down --embedding-size 256 --hidden-size 256 --attention-size 256 --items group --batch-size 29
-    --max-target-positions 17 --lr 5e-4,5e-4,5e-4,4e-4,4e-4,4e-4,3.2e-4,3.2e-4 --max-epoch 8 --clip-norm 5
+    --max-target-positions 17 --lr 5e-4,5e-4,5e-4,4e-4,4e-4 --max-epoch 5 --clip-norm 5
     --eval-caption-metrics --best-checkpoint-metric cider)
 
 log() { echo "$(date +%H:%M:%S) $*" >&2; }
