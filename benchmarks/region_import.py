@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import base64
 import json
-import multiprocessing
-import os
+import subprocess
+import sys
 import tempfile
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+
+from fairseq_grounding.data.importers import IMPORTERS, import_regions
 
 from .measure import peak_memory
 
@@ -27,34 +28,21 @@ def write_tsv(path: Path, images: int, regions: int, size: int, seed: int = 0) -
     with open(path, "wb") as file:
         for number in range(images):
             width, height = (int(side) for side in rng.integers((400, 200), (640, 380)))
-            corners = np.sort(rng.random((regions, 2, 2), np.float32), axis=1) * np.float32((width, height))
+            corners = np.sort(rng.random((regions, 2, 2), np.float32), axis=1) * np.array((width, height), np.float32)
             corners[0] = (0, 0), (width, height)
             fields = [str(value).encode() for value in (number, width, height, regions)]
             fields += [base64.b64encode(values.tobytes()) for values in (corners, pool[number % len(pool)])]
             file.write(b"\t".join(fields) + b"\r\n")
 
 
-def run_import(source: Path, out: Path, workers: int, connection: Connection) -> None:
-    """Import in this process, and send seconds, MB above what it held before, images and regions."""
-    from fairseq_grounding.data.importers import IMPORTERS, import_regions
-
+def run_import(source: Path, workers: int) -> dict[str, float]:
+    """Import in this process; seconds, and MB above what it held before (not those of workers)."""
     before, start = peak_memory(), time.perf_counter()
-    written = import_regions(IMPORTERS["butd-tsv"](source), out, workers=workers)
-    connection.send((time.perf_counter() - start, peak_memory() - before, written.images, written.rows))
-
-
-def measured(source: Path, workers: int) -> dict[str, float]:
-    """The figures of one import, in a process of its own."""
-    # a fresh interpreter: the peak of a fork would count what its parent has held
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
-        process = context.Process(target=run_import, args=(source, Path(folder) / "regions.h5", workers, theirs))
-        process.start()
-        theirs.close()
-        seconds, memory, images, rows = ours.recv()
-        process.join()
-    return {"seconds": seconds, "memory": memory, "images": images, "regions": rows}
+        written = import_regions(IMPORTERS["butd-tsv"](source), Path(folder) / "regions.h5", workers=workers)
+        seconds = time.perf_counter() - start
+    peak = peak_memory()
+    return {"seconds": seconds, "peak": peak, "more": peak - before, "images": written.images, "regions": written.rows}
 
 
 def main() -> None:
@@ -64,22 +52,25 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64, help="numbers a feature vector (default: 64)")
     parser.add_argument("--workers", type=int, default=1, help="processes that decode (default: 1)")
     parser.add_argument("--folder", type=Path, help="where to put the files (default: the system's temporary folder)")
+    parser.add_argument("--file", type=Path, help="import this file in this process, and print figures as JSON")
     args = parser.parse_args()
+    if args.file is not None:
+        print(json.dumps(run_import(args.file, args.workers)))
+        return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         source = Path(folder) / "regions.tsv"
-        found: list[dict[str, float]] = []
-        # a tenth of the images beside all: memory that grew with them would show
-        for images in (max(1, args.images // 10), args.images):
+        # a third of the images beside all: memory that grew with them would show
+        for images in (max(1, args.images // 3), args.images):
             write_tsv(source, images, args.regions, args.size)
-            found.append({**measured(source, args.workers), "file": os.path.getsize(source) / 2**20})
-    for result in found:
-        print(
-            f"{result['images']:,} images x {args.regions} regions x {args.size}, {result['file']:.0f} MB of TSV, "
-            f"{args.workers} workers: {result['seconds']:.1f} s, {result['images'] / result['seconds']:.0f} images/s, "
-            f"peak memory {result['memory']:.0f} MB above the interpreter's own",
-            flush=True,
-        )
-    print(json.dumps(found[-1]))
+            command = [sys.executable, "-m", __spec__.name, "--file", str(source), "--workers", str(args.workers)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            print(
+                f"{images:,} images x {args.regions} regions x {args.size}, {source.stat().st_size / 2**20:.0f} MB of "
+                f"TSV, workers: {args.workers}; {found['seconds']:.1f} s, {images / found['seconds']:.0f} images/s, "
+                f"peak memory {found['peak']:.0f} MB, {found['more']:.0f} MB above that of loading the program",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

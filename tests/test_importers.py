@@ -579,8 +579,9 @@ def test_help_has_a_line_for_each_format_and_a_group_for_its_flags(capsys):
         build_parser().parse_args(["prepare-regions", "--help"])
     text = capsys.readouterr().out
     for name, importer in IMPORTERS.items():
-        assert f"\n  {name} " in text
-        assert importer.summary
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
+        assert line.endswith(importer.summary)
+        assert len(line) <= 100
         for option in importer.options:
             assert f"\n  {option.flag}" in text
     assert "for --format butd-tsv:" in text

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_grounding.data.importers import Importer, Record, import_regions, resumable
+from fairseq_grounding.data.importers import IMPORTERS, Importer, Record, import_regions, resumable
 from fairseq_grounding.data.importers.base import grouped
 from fairseq_grounding.data.importers.decoding import Decoder, decoded
 from fairseq_grounding.data.regions import RegionStore
@@ -313,7 +313,7 @@ def test_jobs_run_ahead_of_the_writer_by_a_few_only(folder):
 
 
 def test_command_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(importlib_importers(), "drawn", Drawn)
+    monkeypatch.setitem(IMPORTERS, "drawn", Drawn)
     monkeypatch.setattr(Drawn, "read", lambda self, what: interrupt())
     out = tmp_path / "r.h5"
     with pytest.raises(KeyboardInterrupt):
@@ -321,9 +321,3 @@ def test_command_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert f"stopped; {out}.partial keeps what was read: go on with --resume" in capsys.readouterr().err
     plan = json.loads((tmp_path / "r.h5.partial" / "plan.json").read_text())
     assert plan["--dtype"] == "float16"
-
-
-def importlib_importers():
-    from fairseq_grounding.data.importers import IMPORTERS
-
-    return IMPORTERS

@@ -11,7 +11,6 @@ import argparse
 import json
 import signal
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,11 +30,7 @@ def _options() -> dict[str, tuple[Option, list[str]]]:
 
 def _formats() -> str:
     width = max(map(len, IMPORTERS))
-    lines = [
-        textwrap.fill(importer.summary, 110, initial_indent=f"  {name:<{width}}  ", subsequent_indent=" " * (width + 4))
-        for name, importer in IMPORTERS.items()
-    ]
-    return "\n".join(["formats:", *lines])
+    return "\n".join(["formats:", *(f"  {name:<{width}}  {found.summary}" for name, found in IMPORTERS.items())])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +106,8 @@ def _ending_orderly(out: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print(f"stopped; {out}.partial keeps what was read: go on with --resume, or delete it", file=sys.stderr)
+        if Path(f"{out}.partial").is_dir():
+            print(f"stopped; {out}.partial keeps what was read: go on with --resume, or delete it", file=sys.stderr)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

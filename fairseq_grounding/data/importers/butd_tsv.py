@@ -53,7 +53,7 @@ class ButdTsvImporter(Importer):
     Where no row shows that, it is asked for. A first row of names is understood.
     """
 
-    summary = "bottom-up-attention's TSV (also LXMERT's and py-bottom-up's orders of columns): features in base64"
+    summary = "bottom-up-attention's TSV, also in LXMERT's and py-bottom-up's orders of columns"
     options = (
         Option(
             "--columns",

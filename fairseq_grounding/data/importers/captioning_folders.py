@@ -22,7 +22,7 @@ class CaptioningFoldersImporter(Importer):
     compute it. The size of the images is nowhere in these files, so it is asked for.
     """
 
-    summary = "ImageCaptioning.pytorch's att (ID.npz) and box (ID.npy), as folders or HDF5; needs --image-sizes"
+    summary = "ImageCaptioning.pytorch's folders att (ID.npz) and box (ID.npy); needs --image-sizes"
     options = (IMAGE_SIZES,)
 
     def __init__(self, path: Path, image_sizes: Path | None = None) -> None:

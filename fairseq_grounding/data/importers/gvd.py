@@ -21,7 +21,7 @@ class GvdImporter(Importer):
     nowhere. Both are asked for. Classes and scores become labels and scores.
     """
 
-    summary = "GVD's detections (dets_labels, nms_num) and folder of ID.npy; needs --features-dir, --ids, --image-sizes"
+    summary = "GVD's HDF5 of detections; needs --features-dir (ID.npy), --ids and --image-sizes"
     options = (
         Option("--features-dir", "the folder of ID.npy, one row of features a detection", Path, "DIR"),
         IDS,

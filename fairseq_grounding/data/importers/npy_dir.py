@@ -25,7 +25,7 @@ class NpyDirImporter(Importer):
     image that can be read show; normalised ones become pixels again.
     """
 
-    summary = "fairseq-image-captioning's folder: ID.npy, ID-boxes.npy (pixels, or normalised with area), metadata.csv"
+    summary = "fairseq-image-captioning's folder of ID.npy, ID-boxes.npy and metadata.csv"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -27,7 +27,7 @@ class NpzDirImporter(Importer):
     ``--trust-pickle``: a pickle can run any program. Files named with a leading dot are left out.
     """
 
-    summary = "a folder of ID.npz: features, boxes, image_size; or MILVLG's x, bbox, num_bbox, image_h, image_w"
+    summary = "a folder of ID.npz: features, boxes, image_size; or MILVLG's x, bbox, ..."
     options = (
         Option(
             "--x-layout",

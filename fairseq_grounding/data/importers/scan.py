@@ -28,7 +28,7 @@ class ScanImporter(Importer):
     array stays on disk; rows are read one at a time.
     """
 
-    summary = "SCAN's SPLIT_ims.npy with SPLIT_ids.txt and SPLIT_caps.txt; has no boxes, so no drawing or grounding"
+    summary = "SCAN's SPLIT_ims.npy with SPLIT_ids.txt; has no boxes, so no drawing or grounding"
     options = (IDS, IMAGE_SIZES)
     has_boxes = False
 
