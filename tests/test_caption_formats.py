@@ -373,7 +373,7 @@ def test_ptb_is_what_the_metrics_do():
 def test_missing_programs_are_named(monkeypatch):
     tokeniser = load_tokeniser("ptb")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(GroundingError, match="--tokeniser ptb needs the command java"):
+    with pytest.raises(GroundingError, match="--tokeniser ptb: java cannot be run"):
         tokeniser.cut(["a dog"])
     monkeypatch.setattr("fairseq_grounding.data.tokenisers.find_spec", lambda name: None)
     with pytest.raises(GroundingError, match=r"--tokeniser ptb needs .*'fairseq-grounding\[metrics\]'"):
@@ -385,7 +385,7 @@ def test_missing_programs_are_named(monkeypatch):
 @needs_java
 def test_java_that_fails_is_one_line(monkeypatch):
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dx=y -XX:NoSuchOption")
-    with pytest.raises(GroundingError, match="--tokeniser ptb: java ended with 1") as error:
+    with pytest.raises(GroundingError, match="--tokeniser ptb: it ended with 1") as error:
         load_tokeniser("ptb").cut(["a dog"])
     assert "\n" not in str(error.value)
 

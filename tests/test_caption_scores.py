@@ -19,7 +19,7 @@ from fairseq_grounding.dump import DumpWriter
 from fairseq_grounding.errors import GroundingError
 from fairseq_grounding.scoring import java
 from fairseq_grounding.scoring.captions import CaptionScorer, TokenCiderD, first_captions, write_scores
-from fairseq_grounding.scoring.java import tokenize
+from fairseq_grounding.java import tokenize
 
 from .test_cider import slow_cider_d
 

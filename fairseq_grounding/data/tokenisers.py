@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -10,10 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import GroundingError
+from ..java import JavaError, tokenize_lines
 
 TOKENISERS = ("file", "ptb", "spacy", "whitespace")
 
 _BATCH = 1000
+# for all captions of a data set at once
+_JAVA_SECONDS = 3600.0
 
 
 class Tokeniser(NamedTuple):
@@ -64,37 +66,15 @@ def _load_ptb() -> Tokeniser:
         raise GroundingError("--tokeniser ptb needs pycocoevalcap: pip install 'fairseq-grounding[metrics]'")
     from pycocoevalcap.tokenizer import ptbtokenizer
 
-    jar = Path(ptbtokenizer.__file__).with_name(ptbtokenizer.STANFORD_CORENLP_3_4_1_JAR)
-    punctuation = frozenset(ptbtokenizer.PUNCTUATIONS)
-
     def cut(sentences: Sequence[str]) -> list[list[str]]:
         if not sentences:
             return []
-        lines = _run_ptb(jar, "\n".join(sentences) + "\n").split("\n")[:-1]
-        if len(lines) != len(sentences):
+        try:
+            return [line.split() for line in tokenize_lines(sentences, _JAVA_SECONDS)]
+        except JavaError as error:
             raise GroundingError(
-                f"--tokeniser ptb: the Java program gave {len(lines)} lines for {len(sentences)} captions; "
-                "choose another tokeniser"
-            )
-        # pycocoevalcap drops punctuation from what stands between spaces; its metrics then split at any white space
-        return [" ".join(word for word in line.split(" ") if word not in punctuation).split() for line in lines]
+                f"--tokeniser ptb: {error}; install a Java runtime or choose another tokeniser"
+            ) from error
 
+    jar = Path(ptbtokenizer.STANFORD_CORENLP_3_4_1_JAR)
     return Tokeniser("ptb", f"{jar.stem}, pycocoevalcap {version('pycocoevalcap')}", cut)
-
-
-def _run_ptb(jar: Path, text: str) -> str:
-    encoding = [f"-D{name}=UTF-8" for name in ("file.encoding", "stdout.encoding")]
-    program = ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase"]
-    try:
-        ran = subprocess.run(
-            ["java", *encoding, "-cp", str(jar), *program], input=text.encode(), capture_output=True, check=False
-        )
-    except OSError as error:
-        raise GroundingError(
-            f"--tokeniser ptb needs the command java, which cannot be started ({error.strerror}); install a Java "
-            "runtime, 8 or newer, or choose another tokeniser"
-        ) from error
-    if ran.returncode != 0:
-        complaint = " ".join(ran.stderr.decode(errors="replace").split())
-        raise GroundingError(f"--tokeniser ptb: java ended with {ran.returncode} ({complaint[-200:]})")
-    return ran.stdout.decode("utf-8", errors="replace")

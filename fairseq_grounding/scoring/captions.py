@@ -26,8 +26,7 @@ from typing import Any
 from ..dump import read_dump
 from ..errors import GroundingError
 from ..files import writing
-from .cider import CiderD
-from .java import (
+from ..java import (
     JavaError,
     JavaTimeout,
     Meteor,
@@ -38,6 +37,7 @@ from .java import (
     spice_advice,
     tokenize,
 )
+from .cider import CiderD
 
 NAMES = ("bleu1", "bleu2", "bleu3", "bleu4", "meteor", "rouge_l", "cider", "cider_d", "spice")
 JAVA_TIMEOUT = 3600.0

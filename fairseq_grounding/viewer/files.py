@@ -133,11 +133,12 @@ def _from_prepared(prepared: str | os.PathLike[str] | None) -> tuple[set[str] | 
         return None, lambda image_id: None
 
     # fairseq's dictionary and data sets come with the prepared folder, and drawing alone does without
+    from ..data.noun_files import nouns_of_table
     from ..data.prepared import PreparedFolder
     from ..data.regions import RegionStore
 
     data = PreparedFolder(prepared)
-    nouns = {word for word, (seen, tagged) in data.noun_table().items() if 2 * tagged > seen}
+    nouns = nouns_of_table(data.noun_table())
     store = RegionStore(data.regions_path)
 
     def box_size(image_id: str) -> tuple[int, int]:

@@ -50,12 +50,19 @@ def java_version() -> int | None:
     return int(found[1]) if found else None
 
 
-def tokenize(captions: Mapping[str, Sequence[str]], timeout: float) -> dict[str, list[str]]:
-    """PTB tokens of each caption, lower case and without punctuation, joined by spaces; *timeout* in seconds."""
+def tokenize_lines(lines: Sequence[str], timeout: float) -> list[str]:
+    """PTB tokens of each caption, lower case and without punctuation, joined by spaces.
+
+    Args:
+        lines: captions without line breaks
+        timeout: in seconds
+
+    Raises:
+        JavaError: Java is not there, failed, or lost a line
+    """
     from pycocoevalcap.tokenizer import ptbtokenizer
 
     jar = _jar("tokenizer", ptbtokenizer.STANFORD_CORENLP_3_4_1_JAR)
-    lines = [one_line(caption) for own in captions.values() for caption in own]
     output, complaint = _run(
         ["-cp", jar.name, "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase"],
         jar.parent,
@@ -66,7 +73,13 @@ def tokenize(captions: Mapping[str, Sequence[str]], timeout: float) -> dict[str,
     if len(tokens) != len(lines) + 1:
         raise JavaError(f"it read {len(lines)} captions and wrote {len(tokens) - 1} ({_tail(complaint)})")
     punctuation = set(ptbtokenizer.PUNCTUATIONS)
-    kept = (" ".join(word for word in line.split() if word not in punctuation) for line in tokens)
+    return [" ".join(word for word in line.split() if word not in punctuation) for line in tokens[:-1]]
+
+
+def tokenize(captions: Mapping[str, Sequence[str]], timeout: float) -> dict[str, list[str]]:
+    """:func:`tokenize_lines` of each image's captions, in one run."""
+    lines = [one_line(caption) for own in captions.values() for caption in own]
+    kept = iter(tokenize_lines(lines, timeout))
     return {image: [next(kept) for _ in own] for image, own in captions.items()}
 
 
