@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
+from fairseq.distributed import utils as distributed_utils
 from fairseq.models import build_model
 from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
@@ -36,6 +37,8 @@ def allow_configs() -> None:
             int,
             collections.defaultdict,
             collections.OrderedDict,
+            # stands for the tensors of a state that one process reads and the others are sent
+            distributed_utils._TensorPlaceholder,
         ]
     )
 
