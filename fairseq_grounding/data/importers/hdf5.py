@@ -30,7 +30,7 @@ class Hdf5Importer(Importer):
     Images are read in blocks of some 8 MB.
     """
 
-    summary = "an HDF5 file with features, boxes, ids and sizes in datasets that the --...-key flags name"
+    summary = "an HDF5 file with features, boxes, ids and sizes in datasets of any name"
     options = (
         Option("--features-key", "dataset of the features, (N, R, D) or flat (rows, D); default features"),
         Option("--boxes-key", "dataset of the boxes, (N, R, 4) or flat (rows, 4); default boxes"),

@@ -141,7 +141,7 @@ class PosScanImporter(Importer):
     image whose box and features are all 0 are padding.
     """
 
-    summary = "the POS-SCAN code's SPLIT_ims.h5, or flickr_det_feat.hdf5 with --ids; needs --image-sizes"
+    summary = "POS-SCAN's SPLIT_ims.h5, or flickr_det_feat.hdf5 with --ids; needs --image-sizes"
     options = (IDS, IMAGE_SIZES)
 
     def __init__(self, path: Path, ids: Path | None = None, image_sizes: Path | None = None) -> None:
