@@ -110,14 +110,15 @@ class MatchingScorer:
 
 
 def dump_steps(
-    tokens: list[str], attention: Tensor | None, boxes: Any, logprobs: list[float] | None
+    tokens: list[str], attention: Tensor | None, regions: int, boxes: Any, logprobs: list[float] | None
 ) -> list[dict[str, Any]]:
     """The ``steps`` of a dump row.
 
     Args:
         tokens: T words or pieces, without the end symbol
         attention: (R,>=T) over at least the image's real regions, or None
-        boxes: (R,4) of the real regions, in pixels
+        regions: the number R of the image's real regions
+        boxes: (R,4) of the real regions, in pixels; None where the region store has none
         logprobs: T natural logarithms, or None
 
     Returns:
@@ -125,14 +126,14 @@ def dump_steps(
     """
     steps = []
     for place, token in enumerate(tokens):
-        weights = None if attention is None else attention[: len(boxes), place]
+        weights = None if attention is None else attention[:regions, place]
         looks = weights is not None and weights.numel() > 0 and bool(weights.max() > 0)
         region = int(weights.argmax()) if looks and weights is not None else None
         steps.append(
             {
                 "token": token,
                 "region": region,
-                "box": None if region is None else boxes[region].tolist(),
+                "box": None if region is None or boxes is None else boxes[region].tolist(),
                 "attention": weights.tolist() if looks and weights is not None else None,
                 "logprob": None if logprobs is None else logprobs[place],
             }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from fairseq_grounding.data.prepared import PreparedFolder
-from fairseq_grounding.data.regions import RegionStore
+from fairseq_grounding.data.regions import PLACEHOLDER_BOXES, RegionStore
 from fairseq_grounding.dump import read_dump
 from fairseq_grounding.errors import GroundingError
 
@@ -156,6 +158,21 @@ def test_attention_is_the_same_however_it_is_asked_for(toy_folder: Path, caption
         read = CaptionScorer(task.target_dictionary).generate([model], sample)[0][0]
         assert torch.allclose(read["attention"], alone["attention"], atol=2e-6)
         assert torch.allclose(read["positional_scores"], alone["positional_scores"], atol=1e-5)
+
+
+def test_a_store_without_boxes_gives_a_dump_without_boxes(
+    toy_folder: Path, toy_data, captioner: Path, tmp_path: Path
+) -> None:
+    store, dump = tmp_path / "regions.h5", tmp_path / "dump.jsonl"
+    shutil.copy(toy_data.regions, store)
+    with h5py.File(store, "r+") as file:
+        file.attrs["boxes"] = PLACEHOLDER_BOXES
+    flags = ("--score-reference", "--gen-subset", "test", "--regions", str(store))
+    commands.generate(toy_folder, captioner, *flags, "--grounding-dump", str(dump))
+    for row in read_dump(dump):
+        assert all(step["box"] is None and step["region"] is not None for step in row["steps"])
+        counts = RegionStore(store).counts[RegionStore(store).index(row["image_id"])]
+        assert {len(step["attention"]) for step in row["steps"]} == {int(counts)}
 
 
 def test_generation_leaves_no_dump_behind_when_it_fails(toy_folder: Path, captioner: Path, tmp_path: Path) -> None:

@@ -111,6 +111,17 @@ def test_published_f1_on_generated_captions() -> None:
     assert (result["generated"]["images"], result["generated"]["images_missing"]) == (10, 1)
 
 
+def test_a_class_that_no_published_word_leads_to_is_never_predicted() -> None:
+    objects = gvd_objects()
+    name = "dog"
+    before = GroundingScorer(objects).score(gvd_rows("submission_gen.json", reference=False))["per_class"]["all"][name]
+    unreachable = GroundingScorer({**objects, "unreachable_classes": [name]})
+    after = unreachable.score(gvd_rows("submission_gen.json", reference=False))["per_class"]["all"][name]
+    assert before["predicted"] > 0 == after["predicted"]
+    assert after["annotated"] == before["annotated"]
+    assert after["recall"] == 0
+
+
 def test_published_attention_accuracy_on_ground_truth() -> None:
     result = GroundingScorer(gvd_objects()).score(gvd_rows("submission_gt.json", reference=True))
     expected = load("expected.json")["gt_attention_accuracy"]

@@ -59,7 +59,9 @@ class Attended:
                 "score a split that has boxes, with the prepared folder that the model was run on"
             )
         if not attends:
-            raise GroundingError(f"{self.name}: no step has a box; the model gives no attention to score")
+            raise GroundingError(
+                f"{self.name}: no step has a box: the model gives no attention, or its region store has no boxes"
+            )
 
     def _keep(self, row: Mapping[str, Any], boxes: list[Box | None], captions: int) -> None:
         image, number, words = row["image_id"], row["caption_index"], row["text"].split()
@@ -97,9 +99,9 @@ class Attended:
         splits = {objects["splits"][image] for image in images}
         return [image for image in objects["images"] if objects["splits"][image] in splits]
 
-    def said(self, objects: Mapping[str, Any]) -> dict[str, list[tuple[str, Box | None]]]:
-        """The (class, attended box) of each object word that the model wrote, by image, in order."""
-        classes, lemmas = set(objects["classes"]), objects["lemmas"]
+    def said(self, objects: Mapping[str, Any], never: Iterable[str] = ()) -> dict[str, list[tuple[str, Box | None]]]:
+        """The (class, attended box) of each object word that the model wrote, by image, in order; none of *never*."""
+        classes, lemmas = set(objects["classes"]).difference(never), objects["lemmas"]
         return {
             image: [
                 (lemmas.get(word, word), box) for word, box in zip(words, boxes) if lemmas.get(word, word) in classes

@@ -23,7 +23,8 @@ def score_gvd(content: Attended, objects: Mapping[str, Any]) -> dict[str, Any]:
     """Score a dump; :meth:`GroundingScorer.score` says what is returned."""
     result: dict[str, Any] = {"protocol": "gvd", "per_class": {}, "confusion": {}}
     generated_images = content.expected(content.generated, objects) if content.generated else []
-    predictions = content.said(objects)
+    # in the published evaluation a class counts only if its own name is a word of the label file's vocabulary
+    predictions = content.said(objects, objects.get("unreachable_classes", ()))
     references = {image: references_of(objects, image) for image in generated_images}
     for mode in ("all", "loc"):
         scores = f1_scores(references, predictions, localised_only=mode == "loc")

@@ -205,7 +205,9 @@ class GroundedCaptionTask(FairseqTask):
             has_attention = attention is not None and attention.numel() > 0
             logprobs = None if isinstance(model, MatchingModel) else best["positional_scores"].tolist()
             image_id = dataset.split.image_ids[caption]
-            boxes = dataset.store.boxes(dataset.store.index(image_id), limit=dataset.max_regions)
+            stored = dataset.store.index(image_id)
+            boxes = dataset.store.boxes(stored, limit=dataset.max_regions) if dataset.store.has_boxes else None
+            regions = min(int(dataset.store.counts[stored]), dataset.max_regions)
             rows.append(
                 {
                     "id": number,
@@ -215,7 +217,9 @@ class GroundedCaptionTask(FairseqTask):
                     "reference": reference,
                     "text": dataset.split.texts[caption] if reference else " ".join(tokens),
                     "tokens": tokens,
-                    "steps": dump_steps(tokens, attention.float().cpu() if has_attention else None, boxes, logprobs),
+                    "steps": dump_steps(
+                        tokens, attention.float().cpu() if has_attention else None, regions, boxes, logprobs
+                    ),
                 }
             )
         return rows
