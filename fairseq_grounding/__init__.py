@@ -1,5 +1,7 @@
 """Grounded image captioning for fairseq: ``--user-dir`` points here, and importing registers everything."""
 
+import logging
+
 from .root_logger import unchanged_root_logger
 
 with unchanged_root_logger():
@@ -21,5 +23,7 @@ from .errors import install_excepthook
 
 __version__ = "0.1.0"
 
+# fairseq's commands let every library's debug notes through, and h5py has one for each conversion
+logging.getLogger("h5py").setLevel(logging.INFO)
 allow_configs()
 install_excepthook()

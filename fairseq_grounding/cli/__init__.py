@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ..errors import GroundingError
 
-COMMANDS = ("prepare-regions", "prepare-captions", "inspect", "evaluate", "draw", "user-dir")
+COMMANDS = ("prepare-regions", "prepare-captions", "inspect", "evaluate", "draw", "flags", "user-dir")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.run(args)
         sys.stdout.flush()
     except GroundingError as error:
-        print(f"fairseq-grounding {args.command}: error: {error}", file=sys.stderr)
+        name = " ".join(filter(None, (args.command, getattr(args, "score", None))))
+        print(f"fairseq-grounding {name}: error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # the reader of our output (head, less) went away: not an error; keep Python from complaining at exit

@@ -74,7 +74,9 @@ def _inspect_store(args: argparse.Namespace) -> None:
         print(f"  {name:<18} {value}")
     if args.json is not None:
         write_json(args.json, report)
-    if report["broken"]:
+    if not report["broken"]:
+        print("  nothing is broken")
+    else:
         raise GroundingError(
             f"{args.file}: {', '.join(report['broken'])}; extract the images named above again or leave them out"
         )

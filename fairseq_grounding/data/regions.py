@@ -49,6 +49,7 @@ _HASHED_ROWS = 64
 _CHUNK_CACHE_BYTES = 1 << 26
 
 PLACEHOLDER_BOXES = "whole image"
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 """the attribute ``boxes`` of a store whose boxes say nothing"""
 
 _REQUIRED = ("features", "boxes", "offsets", "image_ids", "image_sizes")
@@ -101,6 +102,11 @@ class RegionStore:
         self._handle: tuple[int, dict[str, h5py.Dataset]] | None = None
         if not self.path.is_file():
             raise GroundingError(f"{self.path}: no such file; write one with fairseq-grounding prepare-regions")
+        with open(self.path, "rb") as start:
+            if not HDF5_SIGNATURE.startswith(start.read(8)):
+                raise GroundingError(
+                    f"{self.path}: is no HDF5 file, so no region store; write one with prepare-regions"
+                )
         try:
             with h5py.File(self.path, "r") as file:
                 self._check_header(file)

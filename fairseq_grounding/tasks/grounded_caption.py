@@ -86,6 +86,8 @@ class GroundedCaptionTask(FairseqTask):
         self.store = RegionStore(cfg.regions or self.folder.regions_path)
         self.feature_size = self.store.feature_size
         self.epoch = FINAL_EPOCH
+        # an attribute of this name would be the mapping's own method
+        self._items = str(cfg["items"] if isinstance(cfg, DictConfig) else cfg.items)
         self._greedy: List[Any] = []
         self._passes: Dict[str, SplitPass] = {}
         self._validating: Optional[str] = None
@@ -128,8 +130,7 @@ class GroundedCaptionTask(FairseqTask):
             self.folder.split(split),
             self.store,
             self.dictionary,
-            # an attribute of this name would be the mapping's own method
-            str(self.cfg["items"] if isinstance(self.cfg, DictConfig) else self.cfg.items),
+            self._items,
             self.cfg.max_regions,
             self.cfg.max_target_positions,
             shuffle=split == "train",
@@ -170,7 +171,10 @@ class GroundedCaptionTask(FairseqTask):
                 raise GroundingError(f"{name} is a matching model and writes no captions: add --score-reference")
             return MatchingScorer(self.dictionary, str(self.cfg.readout), form)
         if reads:
+            logger.info("the captions are given, not written: what fairseq prints as their BLEU says nothing")
             return CaptionScorer(self.dictionary, form)
+        if seq_gen_cls is None and self._items != "image":
+            logger.warning("every image is decoded once for each of its captions: --items image decodes it once")
         return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
 
     def inference_step(self, generator, models, sample, prefix_tokens=None, constraints=None):
@@ -338,10 +342,19 @@ class GroundedCaptionTask(FairseqTask):
             result.update(grounding_metrics(objects, rows))
         return result
 
+    def _warn_of_idle_flags(self, model) -> None:
+        matches = isinstance(model, MatchingModel)
+        idle = ["eval_caption_metrics", "eval_grounding"] if matches else ["eval_retrieval"]
+        for name in idle:
+            if getattr(self.cfg, name):
+                kind = "captioners" if matches else "matching models"
+                logger.warning(f"--{name.replace('_', '-')} is for {kind}: it does nothing here")
+
     def build_model(self, cfg, from_checkpoint=False):
         """Build the model, and note in its *cfg*, which its checkpoints hold, what shaped it."""
         feature_size = self.model_feature_size(cfg)
         cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
+        self._warn_of_idle_flags(model)
         model.architecture = str(getattr(cfg, "_name", None) or getattr(cfg, "arch", type(model).__name__))
         return model
