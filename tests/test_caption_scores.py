@@ -403,8 +403,8 @@ def test_captions_command(
     [
         (["--csv", "no/table.csv"], "--csv no/table.csv: its folder does not exist"),
         (["--csv", "."], "--csv .: is a folder"),
-        (["--csv", "dump.jsonl"], "--csv dump.jsonl: is a dump or the --json file as well"),
-        (["--csv", "x", "--json", "x"], "--csv x: is a dump or the --json file as well"),
+        (["--csv", "dump.jsonl"], "--csv dump.jsonl: is the file dump.jsonl that is read"),
+        (["--csv", "x", "--json", "x"], "--csv x: is the --json file as well"),
         (["--java-timeout", "0"], "--java-timeout: must be a number of seconds above 0"),
         (["--java-timeout", "nan"], "--java-timeout: must be a number of seconds above 0"),
     ],

@@ -122,6 +122,27 @@ def test_f1_tables(
     assert table[2].split()[1] == "(background)"
 
 
+def test_no_report_replaces_what_is_read(
+    toy_folder: Path, right_rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "toy" / toy_folder.name
+    shutil.copytree(toy_folder.parent, data.parent)
+    dump = write_dump(tmp_path / "dump.jsonl", right_rows)
+    (tmp_path / "link.jsonl").symlink_to(dump)
+    regions = PreparedFolder(data).regions_path
+    files = [path for path in (dump, regions, *data.iterdir()) if path.is_file()]
+    before = [path.read_bytes() for path in files]
+    score = ["evaluate", "grounding", str(dump), "--data", str(data), "--protocol", "phrase", "--regions", str(regions)]
+    for target in (dump, regions, data / "meta.json", data / "report.json", tmp_path / "link.jsonl"):
+        assert main([*score, "--json", str(target)]) == 1
+        assert f"--json {target}: " in capsys.readouterr().err
+    for source, target in ((regions, regions), (data, data / "meta.json"), (data, data), (data, tmp_path / "no" / "x")):
+        assert main(["inspect", str(source), "--json", str(target)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--json {target}: " in line
+    assert [path.read_bytes() for path in files] == before
+
+
 def test_refusals(
     toy_folder: Path, right_rows: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,16 +11,19 @@ from typing import Any
 
 from ..errors import GroundingError
 from ..files import read_json, write_json
+from .report import check_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The file, and where to put the report as JSON."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a region store (.h5) or a prepared folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    parser.set_defaults(inputs=("file",))
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the report; raise when it names faults."""
+    check_json(args)
     if args.file.is_dir():
         _inspect_folder(args)
     else:

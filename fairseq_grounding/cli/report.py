@@ -6,7 +6,7 @@ import argparse
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,23 @@ def add_resampling(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_json(args: argparse.Namespace) -> None:
-    """Refuse a ``--json`` that cannot be written before the minutes of scoring."""
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise GroundingError(f"--json {args.json}: its folder does not exist; make it first")
+    """Refuse a ``--json`` that cannot be written, or would replace an input, before the minutes of scoring."""
+    check_written(args, "--json", args.json)
+
+
+def check_written(args: argparse.Namespace, flag: str, target: Path | None) -> None:
+    """Refuse a file that *flag* wants written where there is no folder, or where an input lies."""
+    if target is None:
+        return
+    real = target.resolve()
+    if not real.parent.is_dir():
+        raise GroundingError(f"{flag} {target}: its folder does not exist; make it first")
+    if real.is_dir():
+        raise GroundingError(f"{flag} {target}: is a folder; give the name of a file")
+    for _, path in _inputs(args):
+        if path.resolve() in (real, real.parent) or (path.exists() and real.exists() and path.samefile(real)):
+            what = "lies in the folder" if path.is_dir() else "is the file"
+            raise GroundingError(f"{flag} {target}: {what} {path} that is read; give it another name or place")
 
 
 def write_report(args: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -112,21 +126,26 @@ def _file_hashes(args: argparse.Namespace) -> dict[str, str]:
     from ..data.regions import RegionStore
 
     hashes = {}
+    for name, path in _inputs(args):
+        if name == "data":
+            hashes[str(path)] = PreparedFolder(path).content_hash()
+            objects = path / "objects.json"
+            if objects.is_file():
+                hashes[str(objects)] = content_hash(objects)
+        elif name == "regions":
+            hashes[str(path)] = RegionStore(path).content_hash()
+        else:
+            hashes[str(path)] = content_hash(path)
+    return hashes
+
+
+def _inputs(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """The argument and the path of each file or folder that the user named to be read."""
     for name in args.inputs:
         value = getattr(args, name, None)
         for path in value if isinstance(value, list) else [value]:
-            if path is None:
-                continue
-            if name == "data":
-                hashes[str(path)] = PreparedFolder(path).content_hash()
-                objects = path / "objects.json"
-                if objects.is_file():
-                    hashes[str(objects)] = content_hash(objects)
-            elif name == "regions":
-                hashes[str(path)] = RegionStore(path).content_hash()
-            else:
-                hashes[str(path)] = content_hash(path)
-    return hashes
+            if path is not None:
+                yield name, path
 
 
 def _plain(value: Any) -> Any:
