@@ -74,7 +74,17 @@ def load_matching_model(path: str | os.PathLike[str], flag: str) -> MatchingMode
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         cfg, weights = state["cfg"]["model"], state["model"]
         words = dictionary_in(weights)
-    except (RuntimeError, KeyError, TypeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    # a file that is none, or a part of one, fails in many ways
+    except (
+        OSError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        EOFError,
+        ValueError,
+        AttributeError,
+        pickle.UnpicklingError,
+    ) as error:
         raise GroundingError(f"{flag} {path}: is not a checkpoint that fairseq-train wrote") from error
     name = getattr(cfg, "_name", None) or (cfg.get("_name") if hasattr(cfg, "get") else None)
     if words is None or cfg.get("feature_size") is None:

@@ -83,10 +83,14 @@ def test_teacher_on_features_of_another_width(toy_folder: Path, runs: Path, wide
         ("up_down/checkpoint_last.pt", "holds the captioner up_down"),
         ("nowhere.pt", "no such file"),
         ("noise.pt", "is not a checkpoint"),
+        ("half.pt", "is not a checkpoint"),
+        ("text.pt", "is not a checkpoint"),
     ],
 )
 def test_a_teacher_that_is_none(toy_folder: Path, runs: Path, tmp_path: Path, teacher: str, what: str) -> None:
     (runs / "noise.pt").write_bytes(b"noise")
+    (runs / "half.pt").write_bytes((runs / "pos_scan" / "checkpoint_last.pt").read_bytes()[:5000])
+    (runs / "text.pt").write_text((toy_folder / "dict.txt").read_text())
     flags = ("--criterion", "kl_attention_distill", "--teacher-path", str(runs / teacher))
     said = refused(commands.train, toy_folder, tmp_path / "run", "up_down", *flags, "--batch-size", "16")
     assert said.startswith(f"--teacher-path {runs / teacher}: ")
@@ -145,6 +149,32 @@ def test_criterion_of_the_other_kind(
     toy_folder: Path, tmp_path: Path, arch: str, flags: tuple[str, ...], what: str
 ) -> None:
     assert what in refused(commands.train, toy_folder, tmp_path / "run", arch, *flags, "--batch-size", "16")
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "what"),
+    [
+        ("scan", ("--items", "image"), "--items image hands out images without captions"),
+        ("up_down", ("--items", "image", "--criterion", "cross_entropy"), "--items image hands out images"),
+        ("scan", ("--max-regions", "0"), "--max-regions 0: give at least 1"),
+        ("scan", ("--max-target-positions", "1"), "--max-target-positions 1: give at least 2"),
+        ("scan", ("--margin", "-1"), "--margin -1.0: give more than 0"),
+        ("scan", ("--temperature", "0"), "--temperature 0.0: give more than 0"),
+        ("scan", ("--direction", "i2t", "--noun-attention", "after"), "--direction i2t averages regions"),
+        ("scan", ("--best-checkpoint-metric", "rsum"), "rsum is logged only with --eval-retrieval"),
+        ("scan", ("--best-checkpoint-metric", "cider"), "cider is logged only with --eval-caption-metrics"),
+    ],
+)
+def test_flags_that_make_no_sense(
+    toy_folder: Path, tmp_path: Path, arch: str, flags: tuple[str, ...], what: str
+) -> None:
+    assert what in refused(commands.train, toy_folder, tmp_path / "run", arch, *flags, "--batch-size", "16")
+
+
+def test_attention_weight_below_zero(toy_folder: Path, runs: Path, tmp_path: Path) -> None:
+    teacher = ("--teacher-path", str(runs / "pos_scan" / "checkpoint_last.pt"), "--attention-weight", "nan")
+    flags = ("--criterion", "kl_attention_distill", "--batch-size", "16", *teacher)
+    assert "--attention-weight nan" in refused(commands.train, toy_folder, tmp_path / "run", "up_down", *flags)
 
 
 def test_boxes_wanted_where_none_are(toy_data, make_toy_data, tmp_path: Path) -> None:

@@ -286,6 +286,15 @@ def test_error_leaves_nothing(folder):
     assert importer.seen == list(range(8))
 
 
+def test_any_other_error_leaves_nothing_either(folder):
+    def fail():
+        raise ZeroDivisionError("a fault of the program")
+
+    with pytest.raises(ZeroDivisionError):
+        run(folder, 9, fail)
+    assert names(folder) == []
+
+
 def test_process_that_dies_is_said(folder):
     importer = Drawn(folder / "input", 20, lambda: os._exit(1))
     with pytest.raises(GroundingError, match="--workers 2: a process that read images was ended"):

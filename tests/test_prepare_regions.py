@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from fairseq_grounding.data import regions
 from fairseq_grounding.data.importers import IMPORTERS, Importer, Job, Record, hdf5, import_regions
 from fairseq_grounding.data.importers.base import grouped
+from fairseq_grounding.data.importers.reading import load_npy
 from fairseq_grounding.data.regions import RegionStore, RegionWriter
 from fairseq_grounding.errors import GroundingError
 
@@ -306,6 +307,35 @@ def test_faulty_npz_is_named(tmp_path, name):
     message = refused("npz-dir", folder)
     assert "wrong" in message
     assert expected in message
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{", "("),
+        ("{", "{'"),
+        ("(3, 4)", "(3, 4"),
+        ("(3, 4)", "(99999999999999999999, 4)"),
+        ("(3, 4)", "(0, 0)"),
+        ("'<f4'", "'<q9'"),
+        ("'<f4'", "[[]]"),
+        ("'shape'", "[]"),
+        ("False", "0x"),
+    ],
+)
+def test_npy_with_a_damaged_header_is_named(tmp_path, old, new, mapped):
+    path = tmp_path / "x.npy"
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }".replace(old, new) + "\n"
+    data = b"" if new == "(0, 0)" else np.zeros((3, 4), np.float32).tobytes()
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data)
+    try:
+        array = load_npy(path, mapped)
+    except GroundingError as error:
+        assert str(error).startswith(f"{path}: cannot be read (")
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert array.shape == (0, 0)
 
 
 def test_npz_that_cannot_be_opened_is_named(tmp_path):

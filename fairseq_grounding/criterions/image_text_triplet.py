@@ -69,6 +69,8 @@ class ImageTextTripletCriterion(FairseqCriterion):
 
     def __init__(self, task, margin, negatives, hardest_from_epoch):
         super().__init__(task)
+        if not margin > 0:
+            raise GroundingError(f"--margin {margin}: give more than 0")
         self.margin = margin
         self.negatives = str(negatives)
         self.hardest_from_epoch = hardest_from_epoch

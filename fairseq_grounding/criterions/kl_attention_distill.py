@@ -106,6 +106,8 @@ class KlAttentionDistillCriterion(FairseqCriterion):
         self.kind = str(attention_loss)
         self.weight = attention_weight
         self.smoothing = label_smoothing
+        if not (math.isfinite(attention_weight) and attention_weight >= 0):
+            raise GroundingError(f"--attention-weight {attention_weight}: give 0 or more")
         if teacher_path is None:
             raise GroundingError("--criterion kl_attention_distill needs a teacher: give --teacher-path CHECKPOINT")
         model = load_matching_model(teacher_path, "--teacher-path")

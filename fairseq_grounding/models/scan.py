@@ -9,6 +9,7 @@ from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ..errors import GroundingError
 from ..modules.cross_attention import AGGREGATES, DIRECTIONS, NORMS, l2_normalise, region_word_scores
 from ..modules.matching import Encoded, MatchingModel
 from ..modules.regions import GEOMETRY_SIZE, with_geometry
@@ -64,8 +65,10 @@ class ScanModel(MatchingModel):
 
     def __init__(self, cfg: ScanConfig, dictionary, feature_size: int):
         super().__init__()
+        if not cfg.temperature > 0:
+            raise GroundingError(f"--temperature {cfg.temperature}: give more than 0")
         if cfg.direction == "i2t" and cfg.noun_attention == "after":
-            raise ValueError("--noun-attention after averages words, but --direction i2t averages regions")
+            raise GroundingError("--noun-attention after averages words, but --direction i2t averages regions")
         self.keep_dictionary(dictionary)
         self.feature_size = feature_size
         self.direction, self.norm, self.aggregate = str(cfg.direction), str(cfg.norm), str(cfg.aggregate)

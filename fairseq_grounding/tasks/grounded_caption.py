@@ -71,6 +71,7 @@ class GroundedCaptionConfig(FairseqDataclass):
         metadata={"help": "fairseq-generate writes here, one JSON object a line, what region each word came from"},
     )
     seed: int = II("common.seed")
+    best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
 
 
 @register_task("grounded_caption", dataclass=GroundedCaptionConfig)
@@ -81,6 +82,7 @@ class GroundedCaptionTask(FairseqTask):
 
     def __init__(self, cfg: GroundedCaptionConfig):
         super().__init__(cfg)
+        _check_flags(cfg)
         self.folder = PreparedFolder(cfg.data)
         self.dictionary = self.folder.dictionary()
         self.store = RegionStore(cfg.regions or self.folder.regions_path)
@@ -235,8 +237,14 @@ class GroundedCaptionTask(FairseqTask):
         self._passes.clear()
         self._validating = None
 
+    def train_step(self, sample, *args, **kwargs):
+        """fairseq's step, on batches with captions."""
+        _need_captions(sample)
+        return super().train_step(sample, *args, **kwargs)
+
     def valid_step(self, sample, model, criterion):
         """The criterion's loss, and what the metrics of the whole split need of this batch."""
+        _need_captions(sample)
         loss, sample_size, logged = super().valid_step(sample, model, criterion)
         if not (self.cfg.eval_retrieval or self.cfg.eval_caption_metrics or self.cfg.eval_grounding):
             return loss, sample_size, logged
@@ -312,10 +320,9 @@ class GroundedCaptionTask(FairseqTask):
 
     def _metric_names(self) -> List[str]:
         if isinstance(self._evaluated, MatchingModel):
-            ways = [f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
-            return [*ways, "i2t_medr", "t2i_medr", "rsum"] if self.cfg.eval_retrieval else []
-        names = ["cider", "bleu4"] if self.cfg.eval_caption_metrics else []
-        return names + (["attention_accuracy", "f1_all", "f1_loc"] if self.cfg.eval_grounding else [])
+            return list(_ASKED_FOR["eval_retrieval"]) if self.cfg.eval_retrieval else []
+        asked = [flag for flag in ("eval_caption_metrics", "eval_grounding") if getattr(self.cfg, flag)]
+        return [name for flag in asked for name in _ASKED_FOR[flag]]
 
     def _whole_split(self, kept: SplitPass) -> Dict[str, float]:
         assert self._validating is not None
@@ -358,3 +365,31 @@ class GroundedCaptionTask(FairseqTask):
         self._warn_of_idle_flags(model)
         model.architecture = str(getattr(cfg, "_name", None) or getattr(cfg, "arch", type(model).__name__))
         return model
+
+
+# the metrics that validation logs only when a flag asks for them
+_ASKED_FOR = {
+    "eval_retrieval": ("rsum", *(f"{way}_{rank}" for way in ("i2t", "t2i") for rank in ("r1", "r5", "r10", "medr"))),
+    "eval_caption_metrics": ("cider", "bleu4"),
+    "eval_grounding": ("attention_accuracy", "f1_all", "f1_loc"),
+}
+
+
+def _check_flags(cfg: GroundedCaptionConfig) -> None:
+    if cfg.max_regions < 1:
+        raise GroundingError(f"--max-regions {cfg.max_regions}: give at least 1")
+    if cfg.max_target_positions < 2:
+        raise GroundingError(f"--max-target-positions {cfg.max_target_positions}: give at least 2, a word and the end")
+    for flag, names in _ASKED_FOR.items():
+        if cfg.best_checkpoint_metric in names and not getattr(cfg, flag):
+            raise GroundingError(
+                f"--best-checkpoint-metric {cfg.best_checkpoint_metric} is logged only with --{flag.replace('_', '-')}"
+            )
+
+
+def _need_captions(sample: Dict[str, Any]) -> None:
+    if sample.get("target", 0) is None:
+        raise GroundingError(
+            "--items image hands out images without captions, for generation: train and validate with --items caption"
+            " or group"
+        )

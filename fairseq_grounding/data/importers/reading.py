@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,12 @@ IDS = Option(
 )
 
 _PHOTOGRAPHS = (".jpg", ".jpeg", ".png")
-_UNREADABLE = (OSError, EOFError, ValueError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# numpy hands an array's header to Python's tokeniser and parser, and its shape to mmap
+_HEADER_ERRORS = (tokenize.TokenError, SyntaxError, OverflowError, TypeError, KeyError)
+_UNREADABLE = (
+    *(OSError, EOFError, ValueError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error),
+    *_HEADER_ERRORS,
+)
 
 
 @contextmanager

@@ -33,8 +33,8 @@ _COMMIT_SECONDS = 5.0
 class ResumableWriter(RegionWriter):
     """A :class:`RegionWriter` with a journal, for a sequence of jobs; a context manager.
 
-    When the ``with`` ends by a :class:`GroundingError`, nothing is left. When it ends by another exception, or by
-    a kill, ``OUT.partial`` is left.
+    When the ``with`` ends by an error, nothing is left. When it ends by an interrupt, an orderly exit or a kill,
+    ``OUT.partial`` is left.
 
     Args:
         path: the store to write.
@@ -96,11 +96,11 @@ class ResumableWriter(RegionWriter):
         try:
             if kind is None:
                 super().__exit__(kind, error, trace)
-            elif not issubclass(kind, GroundingError):
+            elif not issubclass(kind, Exception):
                 with self._stack:
                     self._commit()
                 return
-        except GroundingError:
+        except Exception:
             self._remove()
             raise
         self._remove()
