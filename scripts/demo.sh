@@ -78,10 +78,10 @@ matching random --arch pos_scan --max-update 1 --lr 1e-9
 log "training the captioner up_down: with cross-entropy, with pos_scan as its teacher, with a random teacher"
 captioner up_down --criterion cross_entropy & one=$!
 captioner distilled --criterion kl_attention_distill --teacher-path "$out/pos_scan/checkpoint_best.pt" \
-    --teacher-readout similarity --attention-weight 0.5 & two=$!
+    --teacher-readout similarity --attention-weight 0.2 & two=$!
 both $one $two
 captioner random_teacher --criterion kl_attention_distill --teacher-path "$out/random/checkpoint_best.pt" \
-    --teacher-readout similarity --attention-weight 0.5 & one=$!
+    --teacher-readout similarity --attention-weight 0.2 & one=$!
 (
     dump scan scan.given --score-reference --readout similarity
     dump pos_scan pos_scan.given --score-reference --readout similarity
