@@ -317,9 +317,9 @@ def test_faulty_npz_is_named(tmp_path, name):
         ("{", "{'"),
         ("(3, 4)", "(3, 4"),
         ("(3, 4)", "(99999999999999999999, 4)"),
-        ("(3, 4)", "(0, 0)"),
         ("'<f4'", "'<q9'"),
         ("'<f4'", "[[]]"),
+        ("'<f4'", "()"),
         ("'shape'", "[]"),
         ("False", "0x"),
     ],
@@ -327,15 +327,11 @@ def test_faulty_npz_is_named(tmp_path, name):
 def test_npy_with_a_damaged_header_is_named(tmp_path, old, new, mapped):
     path = tmp_path / "x.npy"
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }".replace(old, new) + "\n"
-    data = b"" if new == "(0, 0)" else np.zeros((3, 4), np.float32).tobytes()
+    data = np.zeros((3, 4), np.float32).tobytes()
     path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data)
-    try:
-        array = load_npy(path, mapped)
-    except GroundingError as error:
-        assert str(error).startswith(f"{path}: cannot be read (")
-        assert len(str(error).splitlines()) == 1
-    else:
-        assert array.shape == (0, 0)
+    with pytest.raises(GroundingError, match=r"x\.npy: cannot be read \(") as error:
+        load_npy(path, mapped)
+    assert "\n" not in str(error.value)
 
 
 def test_npz_that_cannot_be_opened_is_named(tmp_path):

@@ -37,7 +37,7 @@ IDS = Option(
 
 _PHOTOGRAPHS = (".jpg", ".jpeg", ".png")
 # numpy hands an array's header to Python's tokeniser and parser, and its shape to mmap
-_HEADER_ERRORS = (tokenize.TokenError, SyntaxError, OverflowError, TypeError, KeyError)
+_HEADER_ERRORS = (tokenize.TokenError, SyntaxError, OverflowError, TypeError, IndexError)
 _UNREADABLE = (
     *(OSError, EOFError, ValueError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error),
     *_HEADER_ERRORS,
