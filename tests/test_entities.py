@@ -166,6 +166,18 @@ def test_malformed_xml_names_file_and_line(tmp_path, text, line, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "encoding", ["nonsense", "utf-16", "utf-7", "idna", "base64", "shift_jis", "hz", "rot13", "big5"]
+)
+@pytest.mark.parametrize("letters", [b"", b"\xff\xfe\x81"])
+def test_xml_of_an_encoding_that_cannot_be_read_is_named(tmp_path, encoding, letters):
+    path = tmp_path / "88.xml"
+    path.write_bytes(f'<?xml version="1.0" encoding="{encoding}"?>\n<annotation>'.encode() + letters + b"</annotation>")
+    with pytest.raises(GroundingError, match=r"88\.xml: ") as error:
+        read_annotation(path)
+    assert "\n" not in str(error.value)
+
+
 PLAIN_WORDS = st.lists(st.text(st.sampled_from("abcd"), min_size=1, max_size=3), min_size=1, max_size=8)
 
 

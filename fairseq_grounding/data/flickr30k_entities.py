@@ -118,6 +118,10 @@ def read_annotation(path: str | os.PathLike[str]) -> Annotation:
         raise GroundingError(
             f"{path}: line {handler.line()}: has a document type or entity, which is refused; remove it"
         ) from error
+    except (LookupError, ValueError) as error:
+        # an encoding that the head of the file names: unknown, or not what its bytes are in
+        reason = " ".join(str(error).split())
+        raise GroundingError(f"{path}: is not well-formed XML ({reason}); save it as UTF-8") from error
     root = handler.root
     size = root.child("size", path)
     annotation = Annotation((size.number("width", path), size.number("height", path)))
