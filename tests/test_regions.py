@@ -249,6 +249,22 @@ def test_file_that_is_no_hdf5_or_cut_short_is_refused(tmp_path):
         RegionStore(tmp_path / "text.h5")
 
 
+@pytest.mark.parametrize("name", ["features", "offsets", "image_ids"])
+def test_dataset_whose_header_is_damaged_is_named(tmp_path, name):
+    path = tmp_path / "r.h5"
+    write_store(path)
+    with h5py.File(path, "r") as file:
+        start = h5py.h5o.get_info(file[name].id).addr
+    content = bytearray(path.read_bytes())
+    content[start : start + 16] = b"\xff" * 16
+    path.write_bytes(content)
+    with h5py.File(path, "r") as file, pytest.raises(KeyError):
+        file[name]
+    with pytest.raises(GroundingError, match=r"r\.h5: cannot be read as HDF5") as error:
+        RegionStore(path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_named(tmp_path, value):
     write_store(tmp_path / "r.h5")

@@ -52,6 +52,8 @@ PLACEHOLDER_BOXES = "whole image"
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 """the attribute ``boxes`` of a store whose boxes say nothing"""
 
+# what h5py raises where a file's bytes are wrong; KeyError is a link or an object header that leads nowhere
+_DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError)
 _REQUIRED = ("features", "boxes", "offsets", "image_ids", "image_sizes")
 _PER_ROW = ("features", "boxes", "labels", "scores")
 
@@ -111,7 +113,7 @@ class RegionStore:
             with h5py.File(self.path, "r") as file:
                 self._check_header(file)
                 self._read_index(file)
-        except (OSError, RuntimeError, ValueError) as error:
+        except _DAMAGED as error:
             raise GroundingError(
                 f"{self.path}: cannot be read as HDF5, is it cut short? ({_one_line(error)})"
             ) from error
@@ -231,7 +233,7 @@ class RegionStore:
         """
         try:
             return self._dataset(name)[start:stop]
-        except (OSError, RuntimeError) as error:
+        except _DAMAGED as error:
             n = int(np.searchsorted(self.offsets, start, side="right")) - 1
             raise GroundingError(
                 f"{self.path}: the {name} of image {self.image_ids[n]!r} cannot be read "
