@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,24 @@ from .errors import GroundingError
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside *path*; rename it to *path* when the block ends without an error."""
+    """Yield a temporary path beside *path*; rename it to *path* when the block ends without an error.
+
+    Raises:
+        GroundingError: *path* is a folder, or its folder is missing or cannot be written; or the block raised an
+            :class:`OSError`.
+    """
     target = Path(path)
     if not target.parent.is_dir():
         raise GroundingError(f"{target}: the folder {target.parent} does not exist; make it first")
+    if target.is_dir():
+        raise GroundingError(f"{target}: is a folder; give the name of a file")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _writable(target):
+        try:
+            yield temporary
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -33,23 +41,68 @@ def writing_folder(path: str | os.PathLike[str], overwrite: bool = False) -> Ite
     """Yield a temporary folder beside *path*; rename it to *path* when the block ends without an error.
 
     A folder that exists and is not empty is refused unless *overwrite*; then it is replaced, at the end.
+
+    Raises:
+        GroundingError: *path* is refused, or its place cannot be written; or the block raised an :class:`OSError`.
     """
     target = Path(path)
-    if target.exists() and not target.is_dir():
-        raise GroundingError(f"{target}: exists and is not a folder")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise GroundingError(f"{target}: exists and is not empty; choose another folder or add --overwrite")
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    with _writable(target):
+        if target.exists() and not target.is_dir():
+            raise GroundingError(f"{target}: exists and is not a folder")
+        if target.is_dir() and any(target.iterdir()) and not overwrite:
+            raise GroundingError(f"{target}: exists and is not empty; choose another folder or add --overwrite")
+        with new_folders(target.parent):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            try:
+                yield temporary
+                if target.is_dir():
+                    shutil.rmtree(target)
+                os.replace(temporary, target)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def new_folders(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make *path* and the folders above it; when the block fails, those that it made and left empty go again.
+
+    Raises:
+        GroundingError: it cannot be made.
+    """
+    target = Path(path)
+    with _writable(target):
+        for folder in (target, *target.parents):
+            if folder.exists() and not folder.is_dir():
+                raise GroundingError(f"{folder}: exists and is not a folder")
+        made = [folder for folder in (target, *target.parents) if not folder.exists()]
+        target.mkdir(parents=True, exist_ok=True)
     try:
-        yield temporary
-        if target.is_dir():
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        yield
+    except BaseException:
+        # one that is not empty ends it: those above are not empty either
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def _writable(target: Path) -> Iterator[None]:
+    """Turn what the system says against writing *target* into one line that names it."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename
+        ours = named is None or f".{target.name}." in str(named) or Path(named) in (target, *target.parents)
+        # a file that was read in the meantime, or a process that went away, is nothing of ours
+        if not ours or isinstance(error, ConnectionError):
+            raise
+        reason = error.strerror or " ".join(str(error).split())
+        raise GroundingError(
+            f"{target}: cannot be written ({reason}); is its folder there, and is there space?"
+        ) from error
 
 
 def content_hash(path: str | os.PathLike[str]) -> str:
@@ -68,7 +121,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
             return json.load(file)
     except OSError as error:
         raise GroundingError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GroundingError(f"{path}: is not valid JSON ({error})") from error
 
 

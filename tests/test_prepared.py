@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
 import shutil
 from collections import defaultdict
 from itertools import groupby
@@ -15,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_grounding.data.document_frequency import document_frequency
-from fairseq_grounding.data.prepare import build_dictionary
+from fairseq_grounding.data.prepare import build_dictionary, prepare_captions
 from fairseq_grounding.data.prepared import PreparedFolder
 from fairseq_grounding.data.regions import RegionStore
 from fairseq_grounding.errors import GroundingError
-from fairseq_grounding.files import content_hash
+from fairseq_grounding.files import content_hash, read_json, write_json, writing_folder
 
 
 @pytest.fixture
@@ -220,3 +222,50 @@ def test_broken_tables_are_named(moved):
     (moved / "cider_df.npz").write_bytes(b"nothing")
     with pytest.raises(GroundingError, match=r"cider_df\.npz: cannot be read"):
         folder.document_frequency()
+
+
+def test_what_cannot_be_written_is_named(tmp_path, monkeypatch):
+    def said(write, path):
+        with pytest.raises(GroundingError, match=re.escape(f"{path}: ")) as error:
+            write(path)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    def write_folder(path):
+        with writing_folder(path) as folder:
+            (folder / "a").write_text("a")
+
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    assert "is a folder" in said(lambda path: write_json(path, {}), tmp_path / "folder")
+    assert "does not exist" in said(lambda path: write_json(path, {}), tmp_path / "file" / "x.json")
+    for path in (tmp_path / "file" / "x", tmp_path / "file" / "x" / "y"):
+        with pytest.raises(GroundingError, match="file: exists and is not a folder"):
+            write_folder(path)
+
+    def denied(source, target):
+        raise PermissionError(13, "Permission denied", str(source))
+
+    monkeypatch.setattr(os, "replace", denied)
+    assert "cannot be written (Permission denied)" in said(lambda path: write_json(path, {}), tmp_path / "x.json")
+    assert "cannot be written (Permission denied)" in said(write_folder, tmp_path / "new" / "newer" / "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_reading_that_fails_is_no_fault_of_the_folder_that_is_written(tmp_path):
+    with pytest.raises(FileNotFoundError), writing_folder(tmp_path / "new" / "out"):
+        (tmp_path / "input").read_text()
+
+
+def test_failed_preparation_leaves_no_folders(toy_data, tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(GroundingError):
+        prepare_captions(tmp_path / "no.json", toy_data.regions, tmp_path / "there" / "new" / "newer" / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_deeply_nested_json_is_named(tmp_path):
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(GroundingError, match=r"deep\.json: is not valid JSON"):
+        read_json(tmp_path / "deep.json")

@@ -430,6 +430,11 @@ def test_failure_while_finishing_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folder_in_place_of_a_file_is_refused_at_once(tmp_path):
+    with pytest.raises(GroundingError, match="is a folder; give the name of a file"):
+        RegionWriter(tmp_path)
+
+
 def test_missing_folder_is_named(tmp_path):
     with pytest.raises(GroundingError, match=r"none/r\.h5: cannot be written"):
         write_all(tmp_path / "none" / "r.h5", good())

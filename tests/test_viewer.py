@@ -221,7 +221,7 @@ def test_nouns_and_sizes_come_from_the_prepared_folder(folder, monkeypatch):
         assert np.array_equal(np.asarray(drawn), np.asarray(expected))
 
 
-def test_what_cannot_be_drawn_is_said_in_one_line(folder):
+def test_what_cannot_be_drawn_is_said_in_one_line(folder, monkeypatch):
     def error(*dumps, **options) -> str:
         with pytest.raises(GroundingError) as caught:
             draw_dumps([folder / name for name in dumps], folder / "images", folder / "out", **options)
@@ -237,9 +237,21 @@ def test_what_cannot_be_drawn_is_said_in_one_line(folder):
     assert "--limit: 0" in error("a.jsonl", limit=0)
     (folder / "images" / "12345.png").write_bytes(b"\x89PNG nothing")
     assert "12345.png: cannot be read as a picture" in error("other.jsonl")
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(noise).save(folder / "images" / "12345.png")
+    whole = (folder / "images" / "12345.png").read_bytes()
+    for length in (20, 33, 35, 39, 41, 43, 60, len(whole) // 2, len(whole) - 30):
+        (folder / "images" / "12345.png").write_bytes(whole[:length])
+        assert "12345.png: cannot be read as a picture" in error("other.jsonl")
+    for place in range(16, len(whole) - 12, 97):
+        (folder / "images" / "12345.png").write_bytes(whole[:place] + b"\xff\xff\xff" + whole[place + 3 :])
+        assert "12345.png: cannot be read as a picture" in error("other.jsonl")
+    (folder / "images" / "12345.png").write_bytes(whole)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert "12345.png: cannot be read as a picture (Image size" in error("other.jsonl")
     with pytest.raises(GroundingError, match="nowhere: is not a folder"):
         draw_dumps([folder / "a.jsonl"], folder / "nowhere", folder / "out")
-    assert not list(folder.glob("out/*"))
+    assert not (folder / "out").exists()
 
 
 def test_the_command_draws(folder, capsys):

@@ -376,6 +376,8 @@ class RegionWriter:
         if dtype not in ("float16", "float32"):
             raise GroundingError(f"--dtype {dtype}: must be float16 or float32")
         self.path = Path(path)
+        if self.path.is_dir():
+            raise GroundingError(f"{self.path}: is a folder; give the name of a file")
         self.feature_size = feature_size
         self.source = source
         self.dtype = np.dtype(dtype)

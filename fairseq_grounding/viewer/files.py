@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
 from ..dump import read_dump
 from ..errors import GroundingError
-from ..files import writing
+from ..files import new_folders, writing
 from .overlay import draw_caption, stack
 
 ENDINGS = (".jpg", ".jpeg", ".png")
@@ -57,27 +57,25 @@ def draw_dumps(
     nouns, box_size = _from_prepared(prepared)
     headings: Sequence[str | None] = _headings(dumps, by_dump) if len(dumps) > 1 else [None]
     target = Path(out)
-    if target.exists() and not target.is_dir():
-        raise GroundingError(f"{target}: exists and is not a folder")
-    target.mkdir(parents=True, exist_ok=True)
     written = []
-    for image_id in tqdm(chosen, desc="drawing", unit="image", disable=None):
-        photograph = _open(photographs[image_id])
-        drawn = [
-            draw_caption(
-                photograph,
-                rows[image_id],
-                words=nouns,
-                max_words=max_words,
-                box_size=box_size(image_id),
-                heading=heading,
-            )
-            for rows, heading in zip(by_dump, headings)
-        ]
-        path = target / f"{image_id.replace('/', '_')}.png"
-        with writing(path) as temporary:
-            stack(drawn, gap=8).save(temporary, format="PNG")
-        written.append(path)
+    with new_folders(target):
+        for image_id in tqdm(chosen, desc="drawing", unit="image", disable=None):
+            photograph = _open(photographs[image_id])
+            drawn = [
+                draw_caption(
+                    photograph,
+                    rows[image_id],
+                    words=nouns,
+                    max_words=max_words,
+                    box_size=box_size(image_id),
+                    heading=heading,
+                )
+                for rows, heading in zip(by_dump, headings)
+            ]
+            path = target / f"{image_id.replace('/', '_')}.png"
+            with writing(path) as temporary:
+                stack(drawn, gap=8).save(temporary, format="PNG")
+            written.append(path)
     return written
 
 
@@ -123,8 +121,10 @@ def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as file:
             return file.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise GroundingError(f"{path}: cannot be read as a picture ({error}); replace the file") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        # SyntaxError and ValueError: Pillow's, for chunks of a PNG that are broken or cut short
+        reason = " ".join(str(error).split())
+        raise GroundingError(f"{path}: cannot be read as a picture ({reason}); replace the file") from error
 
 
 def _from_prepared(prepared: str | os.PathLike[str] | None) -> tuple[set[str] | None, BoxSize]:
