@@ -119,6 +119,9 @@ def test_teacher_with_another_dictionary(
         # one more word, first in the list, shifts every other word's number
         dictionary = folder / "dict.txt"
         dictionary.write_text("toucan 1\n" + dictionary.read_text())
+        meta = json.loads((folder / "meta.json").read_text())
+        meta["dictionary_size"] += 1
+        (folder / "meta.json").write_text(json.dumps(meta))
     else:
         with_words(folder, {word: f"x{word}" for word in renamed})
     flags = ("--criterion", "kl_attention_distill", "--batch-size", "16", "--max-update", "1")

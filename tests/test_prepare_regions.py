@@ -7,6 +7,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -584,23 +585,51 @@ def test_report_names_what_is_broken(tmp_path, monkeypatch, capsys):
     assert "'im009'" in printed
 
 
-def test_report_on_a_prepared_folder(tmp_path, capsys):
-    folder = tmp_path / "prepared"
-    folder.mkdir()
-    with pytest.raises(GroundingError, match=r"without meta\.json"):
-        command("inspect", folder)
-    meta = {"version": 1, "splits": {"train": {"captions": 37355, "images": 7471}}, "files": ["a", "b"]}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    command("inspect", folder, "--json", tmp_path / "meta.json")
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["captions", "37355"] in lines
+def test_report_on_a_prepared_folder(tmp_path, toy_folder, capsys):
+    shutil.copytree(toy_folder.parent, tmp_path / "toy")
+    folder = tmp_path / "toy" / toy_folder.name
+    command("inspect", folder, "--json", tmp_path / "report.json")
+    printed = capsys.readouterr().out
+    meta = json.loads((folder / "meta.json").read_text())
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["captions", str(meta["splits"]["train"]["captions"])] in lines
     assert ["train"] in lines
-    assert ["files", "a,", "b"] in lines
-    assert json.loads((tmp_path / "meta.json").read_text()) == meta
-    for text in ("{", "[1]"):
-        (folder / "meta.json").write_text(text)
-        with pytest.raises(GroundingError, match=r"meta\.json"):
-            command("inspect", folder)
+    assert printed.endswith("  nothing is broken\n")
+    assert "None" not in printed
+    assert json.loads((tmp_path / "report.json").read_text()) == meta
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("meta.json", lambda old: b"{", r"meta\.json"),
+        ("meta.json", lambda old: b"[1]", r"meta\.json"),
+        ("meta.json", lambda old: old.replace(b'"splits"', b'"split"'), r"meta\.json: names no splits"),
+        ("meta.json", lambda old: old.replace(b'"regions"', b'"region"'), r"meta\.json: names no region store"),
+        ("meta.json", lambda old: old.replace(b'"images": ', b'"images": 1'), r"meta\.json: says "),
+        ("meta.json", None, r"no meta\.json in it"),
+        ("dict.txt", lambda old: old + b"toucan 1\n", r"dict\.txt: holds \d+ symbols, meta\.json says \d+; run"),
+        ("dict.txt", lambda old: b"", r"dict\.txt: holds 4 symbols"),
+        ("valid.tokens.bin", lambda old: old[:-1], r"valid\.tokens"),
+        ("test.tokens.bin", lambda old: b"\x7f" * len(old), r"test\.tokens\.bin: caption 0 holds a number"),
+        ("test.captions.tsv", lambda old: old[:-5], r"test\.captions\.tsv: is cut short"),
+        ("nouns.tsv", lambda old: old[:-1], r"nouns\.tsv: is cut short"),
+        ("cider_df.npz", lambda old: old[:-40], r"cider_df\.npz: cannot be read"),
+        ("cider_df.npz", lambda old: b"", r"cider_df\.npz: cannot be read"),
+        ("objects.json", lambda old: old[:-9], r"objects\.json: is not valid JSON"),
+    ],
+)
+def test_what_is_broken_in_a_prepared_folder_is_said(tmp_path, toy_folder, capsys, name, change, message):
+    shutil.copytree(toy_folder.parent, tmp_path / "toy")
+    path = tmp_path / "toy" / toy_folder.name / name
+    old = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(old))
+    with pytest.raises(GroundingError, match=message) as error:
+        command("inspect", path.parent)
+    assert "\n" not in str(error.value)
+    assert "nothing is broken" not in capsys.readouterr().out
 
 
 def test_report_on_no_store(tmp_path):

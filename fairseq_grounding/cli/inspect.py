@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GroundingError
-from ..files import read_json, write_json
+from ..files import write_json
 from .report import check_json
 
 
@@ -31,18 +31,15 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _inspect_folder(args: argparse.Namespace) -> None:
-    if not (args.file / "meta.json").is_file():
-        raise GroundingError(
-            f"{args.file}: is a folder without meta.json, so no prepared folder; name a region store, or a "
-            "folder that fairseq-grounding prepare-captions wrote"
-        )
-    meta = read_json(args.file / "meta.json")
-    if not isinstance(meta, dict):
-        raise GroundingError(f"{args.file / 'meta.json'}: is not a JSON object; run prepare-captions again")
+    from ..data.prepared import PreparedFolder
+
+    folder = PreparedFolder(args.file)
     print(f"prepared folder {args.file}")
-    print("\n".join(_lines(meta, 1)))
+    print("\n".join(_lines(folder.meta, 1)))
     if args.json is not None:
-        write_json(args.json, meta)
+        write_json(args.json, folder.meta)
+    folder.check()
+    print("  nothing is broken")
 
 
 def _inspect_store(args: argparse.Namespace) -> None:
@@ -97,6 +94,6 @@ def _lines(value: dict[str, Any], depth: int) -> list[str]:
         if isinstance(inner, dict):
             lines += [f"{'  ' * depth}{key}", *_lines(inner, depth + 1)]
         else:
-            text = ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner)
+            text = ", ".join(map(str, inner)) if isinstance(inner, list) else "-" if inner is None else str(inner)
             lines.append(f"{'  ' * depth}{key:<{width}}  {text}")
     return lines

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +36,12 @@ SPLITS = ("train", "valid", "test")
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER = struct.Struct("<9sQBQ")
 _ITEM_BYTES = {1: 1, 4: 4, 5: 8, 8: 2, 9: 4}
+
+# what numpy raises for an archive that is cut short or damaged
+_ARCHIVE_ERRORS = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, IndexError, MemoryError, NotImplementedError),
+    *(RuntimeError, OverflowError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
 
 _AGAIN = "run fairseq-grounding prepare-captions again"
 
@@ -110,9 +119,19 @@ class PreparedFolder:
                 "make one with fairseq-grounding prepare-captions"
             )
         self.meta: dict[str, Any] = _read_versioned(self.path / "meta.json", FORMAT, VERSION)
+        self._check_meta()
         for name in ["dict.txt", "nouns.tsv", "cider_df.npz", *self._split_files()]:
             if not (self.path / name).is_file():
                 raise GroundingError(f"{self.path / name}: is missing; {_AGAIN}")
+
+    def _check_meta(self) -> None:
+        regions, splits = self.meta.get("regions"), self.meta.get("splits")
+        if not isinstance(regions, dict) or not all(
+            isinstance(regions.get(key), str) for key in ("path", "absolute_path")
+        ):
+            raise GroundingError(f"{self.path / 'meta.json'}: names no region store; {_AGAIN}")
+        if not isinstance(splits, dict) or not splits or not set(splits) <= set(SPLITS):
+            raise GroundingError(f"{self.path / 'meta.json'}: names no splits of {', '.join(SPLITS)}; {_AGAIN}")
 
     @property
     def regions_path(self) -> Path:
@@ -127,13 +146,21 @@ class PreparedFolder:
         return list(self.meta["splits"])
 
     def dictionary(self) -> Dictionary:
-        """fairseq's dictionary, with how often each word occurs in the training split."""
+        """fairseq's dictionary, with how often each word occurs in the training split.
+
+        Raises:
+            GroundingError: it is damaged, or of another size than was prepared.
+        """
         path = self.path / "dict.txt"
         try:
-            return Dictionary.load(str(path))
-        except (ValueError, RuntimeError) as error:
+            dictionary = Dictionary.load(str(path))
+        except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise GroundingError(f"{path}: is not a fairseq dictionary ({reason}); {_AGAIN}") from error
+        stated = self.meta.get("dictionary_size")
+        if len(dictionary) != stated:
+            raise GroundingError(f"{path}: holds {len(dictionary)} symbols, meta.json says {stated}; {_AGAIN}")
+        return dictionary
 
     def split(self, name: str) -> PreparedSplit:
         """The captions of the split *name*."""
@@ -151,13 +178,40 @@ class PreparedFolder:
         try:
             with np.load(path, allow_pickle=False) as file:
                 return file["ngrams"], file["count"], int(file["images"])
-        except (OSError, ValueError, KeyError) as error:
-            raise GroundingError(f"{path}: cannot be read ({error}); {_AGAIN}") from error
+        except _ARCHIVE_ERRORS as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise GroundingError(f"{path}: cannot be read ({reason}); {_AGAIN}") from error
 
     def objects(self) -> dict[str, Any] | None:
         """``objects.json``: entity boxes tied to words; None where the folder was prepared without."""
         path = self.path / "objects.json"
         return _read_versioned(path, OBJECTS_FORMAT, OBJECTS_VERSION) if path.is_file() else None
+
+    def check(self) -> None:
+        """Read every file of the folder; the region store is left alone.
+
+        Raises:
+            GroundingError: one of them is damaged, or does not go with the others.
+        """
+        symbols = len(self.dictionary())
+        for name in self.splits():
+            split = self.split(name)
+            stated = self.meta["splits"][name]
+            counts = {"captions": len(split), "images": len(set(split.image_ids))}
+            if stated != counts:
+                raise GroundingError(
+                    f"{self.path / 'meta.json'}: says {stated} of {name}, which has {counts}; {_AGAIN}"
+                )
+            for number in range(len(split)):
+                tokens, nouns = split.tokens[number], split.nouns[number]
+                if not len(tokens) or int(tokens.min()) < 0 or int(tokens.max()) >= symbols or int(nouns.max()) > 1:
+                    raise GroundingError(
+                        f"{self.path / name}.tokens.bin: caption {number} holds a number that stands for no word, or "
+                        f"{name}.nouns.bin one that is not 0 or 1; {_AGAIN}"
+                    )
+        self.noun_table()
+        self.document_frequency()
+        self.objects()
 
     def content_hash(self) -> str:
         """SHA-256 over the dictionary and over the tokens, nouns and captions of all splits."""
