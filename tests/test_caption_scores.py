@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from fairseq_grounding import java
 from fairseq_grounding.cli import main
 from fairseq_grounding.data.prepared import PreparedFolder
 from fairseq_grounding.dump import DumpWriter
 from fairseq_grounding.errors import GroundingError
 from fairseq_grounding.java import tokenize
-from fairseq_grounding.scoring import java
 from fairseq_grounding.scoring.captions import CaptionScorer, TokenCiderD, first_captions, write_scores
 
 from .test_cider import slow_cider_d
