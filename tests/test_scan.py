@@ -216,7 +216,7 @@ def test_the_architectures():
     config.noun_attention = "after"
     pos_scan(config)
     assert config.noun_attention == "after"
-    with pytest.raises(ValueError, match=r"--noun-attention after averages words, but --direction i2t"):
+    with pytest.raises(GroundingError, match=r"--noun-attention after averages words, but --direction i2t"):
         model_of(direction="i2t", noun_attention="after")
     with pytest.raises(GroundingError, match=r"ScanModel is a matching model and writes no captions"):
         model_of()(**sample_of([[(5, 1)]], [1])["net_input"])
