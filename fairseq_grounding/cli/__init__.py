@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import GroundingError
+from .subcommands import add_subcommand
 
 COMMANDS = ("prepare-regions", "prepare-captions", "inspect", "evaluate", "draw", "flags", "user-dir")
 
@@ -27,15 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-        description = (module.__doc__ or "").strip()
-        sub = commands.add_parser(
-            name,
-            help=description.splitlines()[0],
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
+        add_subcommand(commands, name, module).set_defaults(run=module.run)
     return parser
 
 

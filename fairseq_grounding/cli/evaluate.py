@@ -9,6 +9,7 @@ import argparse
 
 from . import evaluate_captions, evaluate_grounding, evaluate_hallucination
 from .report import check_json, write_report
+from .subcommands import add_subcommand
 
 _SCORES = {"captions": evaluate_captions, "grounding": evaluate_grounding, "hallucination": evaluate_hallucination}
 
@@ -17,15 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One sub-command a score; its module's docstring is its help."""
     scores = parser.add_subparsers(dest="score", required=True, metavar="SCORE")
     for name, module in _SCORES.items():
-        description = (module.__doc__ or "").strip()
-        sub = scores.add_parser(
-            name,
-            help=description.splitlines()[0],
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(run_score=module.run)
+        add_subcommand(scores, name, module).set_defaults(run_score=module.run)
 
 
 def run(args: argparse.Namespace) -> None:
