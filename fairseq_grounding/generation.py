@@ -80,14 +80,7 @@ class MatchingScorer:
             model.eval()
             encoded = model(**net_input, target=target, noun_mask=sample["noun_mask"])
             scores.append(model.scores(encoded)[image_index, captions])
-            similarity, attention = model.attend(
-                encoded.regions[image_index],
-                encoded.words,
-                encoded.region_mask[image_index],
-                encoded.word_mask,
-                encoded.noun_mask,
-                self.readout,
-            )
+            similarity, attention = model.attend_own(encoded, image_index, self.readout)
             similarities.append(similarity)
             attentions.append(attention)
         score, similarity, attention = (torch.stack(t).mean(0).cpu() for t in (scores, similarities, attentions))

@@ -1,13 +1,33 @@
-"""Writers of the region formats of other programs, for tests: images are {id: (features, boxes, (width, height))}."""
+"""Writers of the region formats of other programs, for tests, and the commands that read them.
+
+Images are {id: (features, boxes, (width, height))}.
+"""
 
 from __future__ import annotations
 
+import argparse
 import base64
 import csv
+import importlib
 import json
 
 import h5py
 import numpy as np
+
+from fairseq_grounding.data.regions import RegionStore
+
+
+def command(name, *arguments):
+    """Run one sub-command as the program would, without its exit code."""
+    module = importlib.import_module(f"fairseq_grounding.cli.{name}")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    module.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def prepare(kind, source, out, *flags):
+    command("prepare_regions", "--format", kind, "--input", source, "--out", out, "--dtype", "float32", *flags)
+    return RegionStore(out)
 
 
 def encoded(array, dtype=np.float32):

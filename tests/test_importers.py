@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import tempfile
 from pathlib import Path
@@ -22,8 +20,10 @@ from fairseq_grounding.errors import GroundingError
 
 from .region_files import (
     classes,
+    command,
     draw_images,
     encoded,
+    prepare,
     save_att_box,
     save_att_box_h5,
     save_flickr_det,
@@ -35,18 +35,6 @@ from .region_files import (
     save_tsv,
     tsv_row,
 )
-
-
-def command(name, *arguments):
-    module = importlib.import_module(f"fairseq_grounding.cli.{name}")
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
-    module.run(parser.parse_args([str(argument) for argument in arguments]))
-
-
-def prepare(kind, source, out, *flags):
-    command("prepare_regions", "--format", kind, "--input", source, "--out", out, "--dtype", "float32", *flags)
-    return RegionStore(out)
 
 
 def refused(kind, source, *flags):

@@ -22,7 +22,7 @@ from fairseq_grounding.data.importers.decoding import Decoder, decoded
 from fairseq_grounding.data.regions import RegionStore
 from fairseq_grounding.errors import GroundingError
 
-from .test_importers import command
+from .region_files import command
 
 IMAGES = 40
 

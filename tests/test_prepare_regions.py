@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import multiprocessing
 import os
@@ -26,18 +24,7 @@ from fairseq_grounding.data.importers.reading import load_npy
 from fairseq_grounding.data.regions import RegionStore, RegionWriter
 from fairseq_grounding.errors import GroundingError
 
-
-def command(name, *arguments):
-    """Run one sub-command as the program would, without its exit code."""
-    module = importlib.import_module(f"fairseq_grounding.cli.{name}")
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
-    module.run(parser.parse_args([str(argument) for argument in arguments]))
-
-
-def prepare(kind, source, out, *flags):
-    command("prepare_regions", "--format", kind, "--input", source, "--out", out, "--dtype", "float32", *flags)
-    return RegionStore(out)
+from .region_files import command, prepare
 
 
 def refused(kind, source, *flags):

@@ -87,6 +87,17 @@ class MatchingModel(VocabularyMixin, BaseFairseqModel):
         mask = self.attending(word_mask, noun_mask)
         return attend_pairs(regions, words, region_mask, mask, norm=norm, temperature=self.temperature)
 
+    def attend_own(self, encoded: Encoded, image_index: Tensor, readout: str) -> tuple[Tensor, Tensor]:
+        """:meth:`attend` for each caption of a batch in its own image: image_index (C,) from caption to image."""
+        return self.attend(
+            encoded.regions[image_index],
+            encoded.words,
+            encoded.region_mask[image_index],
+            encoded.word_mask,
+            encoded.noun_mask,
+            readout,
+        )
+
     def encode(
         self,
         src_tokens: Tensor,

@@ -74,13 +74,4 @@ class Teacher:
     @torch.no_grad()
     def attention(self, sample: dict[str, Any], readout: str) -> Tensor:
         """Where the teacher looks at each token of ``target``: (B,T,R), zeros where it does not."""
-        encoded = self.encode(sample)
-        image_index = sample["net_input"]["image_index"]
-        return self.model.attend(
-            encoded.regions[image_index],
-            encoded.words,
-            encoded.region_mask[image_index],
-            encoded.word_mask,
-            encoded.noun_mask,
-            readout,
-        )[1]
+        return self.model.attend_own(self.encode(sample), sample["net_input"]["image_index"], readout)[1]

@@ -211,9 +211,10 @@ class GroundedCaptionTask(FairseqTask):
             has_attention = attention is not None and attention.numel() > 0
             logprobs = None if isinstance(model, MatchingModel) else best["positional_scores"].tolist()
             image_id = dataset.split.image_ids[caption]
-            stored = dataset.store.index(image_id)
-            boxes = dataset.store.boxes(stored, limit=dataset.max_regions) if dataset.store.has_boxes else None
-            regions = min(int(dataset.store.counts[stored]), dataset.max_regions)
+            image = dataset.image_of_caption[caption]
+            regions, boxes = int(dataset.region_counts[image]), None
+            if dataset.store.has_boxes:
+                boxes = dataset.store.boxes(int(dataset.stored[image]), limit=dataset.max_regions)
             rows.append(
                 {
                     "id": number,
@@ -246,12 +247,12 @@ class GroundedCaptionTask(FairseqTask):
         """The criterion's loss, and what the metrics of the whole split need of this batch."""
         _need_captions(sample)
         loss, sample_size, logged = super().valid_step(sample, model, criterion)
-        if not (self.cfg.eval_retrieval or self.cfg.eval_caption_metrics or self.cfg.eval_grounding):
+        self._evaluated = unwrap(model)
+        if not self._metric_names():
             return loss, sample_size, logged
         split = self._validating = sample["split"]
         if split not in self._passes or self._passes[split].complete:
             self._passes[split] = SplitPass(len(self.datasets[split].split))
-        self._evaluated = unwrap(model)
         if isinstance(self._evaluated, MatchingModel):
             self._keep_embeddings(self._passes[split], sample)
         else:
@@ -328,8 +329,6 @@ class GroundedCaptionTask(FairseqTask):
         assert self._validating is not None
         dataset = self.datasets[self._validating]
         if isinstance(self._evaluated, MatchingModel):
-            if not self.cfg.eval_retrieval:
-                return {}
             return retrieval_metrics(self._evaluated, kept.images, kept.captions, dataset.image_of_caption)
         result: Dict[str, float] = {}
         if self.cfg.eval_caption_metrics:
