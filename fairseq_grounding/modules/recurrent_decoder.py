@@ -43,8 +43,8 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         """The state before the first step, each tensor (N,.)."""
         raise NotImplementedError
 
-    def step(self, inputs: Tensor, state: State, encoder_out: dict[str, Tensor]) -> tuple[Tensor, Tensor, State]:
-        """One step: inputs (N,X) -> output (N,O), attention (N,R), new state."""
+    def step(self, inputs: Tensor, state: State, encoder_out: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, State]:
+        """One step: inputs (N,X) -> output (N,O), attention (N,R) or None for a model without, new state."""
         raise NotImplementedError
 
     def forward(
@@ -53,9 +53,9 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         encoder_out: dict[str, Tensor] | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         **unused: Any,
-    ) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         """Logits (B,T,V) and ``{"attn": [attention (B,T,R)]}``, both 0 at padding; with *incremental_state* of the
-        last token only."""
+        last token only. A model without attention has ``{"attn": [None]}``."""
         assert encoder_out is not None
         if incremental_state is not None:
             return self._next(prev_output_tokens[:, -1:], encoder_out, incremental_state)
@@ -76,18 +76,20 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
                 state = tuple(tensor[:going] for tensor in state)
             output, attention, state = self.step(step_inputs, state, encoder_out)
             outputs.append(output[:count])
-            attentions.append(attention[:count])
+            if attention is not None:
+                attentions.append(attention[:count])
         steps, rows = _packed(alive[: len(running)], batch, order.device)
         place = order[rows] * length + steps
         logits = _spread(self.output_projection(torch.cat(outputs)), place, batch, length)
-        return logits, {"attn": [_spread(torch.cat(attentions), place, batch, length)]}
+        attended = _spread(torch.cat(attentions), place, batch, length) if attentions else None
+        return logits, {"attn": [attended]}
 
     def _next(
         self,
         tokens: Tensor,
         encoder_out: dict[str, Tensor],
         incremental_state: dict[str, dict[str, Tensor | None]],
-    ) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         saved = self.get_incremental_state(incremental_state, self.STATE)
         if saved is None:
             state = self.initial_state(encoder_out)
@@ -97,7 +99,7 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         output, attention, state = self.step(self.prepare(tokens[:, 0], rows, encoder_out), state, encoder_out)
         named: dict[str, Tensor | None] = {f"{number:02d}": tensor for number, tensor in enumerate(state)}
         self.set_incremental_state(incremental_state, self.STATE, named)
-        return self.output_projection(output)[:, None], {"attn": [attention[:, None]]}
+        return self.output_projection(output)[:, None], {"attn": [None if attention is None else attention[:, None]]}
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
