@@ -22,7 +22,9 @@ COMMON = ("--user-dir", PLUGIN, "--task", "grounded_caption", "--num-workers", "
 SMALL = {
     "scan": ("--word-embedding-size", "16", "--joint-size", "24"),
     "pos_scan": ("--word-embedding-size", "16", "--joint-size", "24"),
+    "up_down_coco": (),
     "up_down": ("--embedding-size", "24", "--hidden-size", "24", "--attention-size", "16"),
+    "multimodal_rnn": ("--embedding-size", "24", "--hidden-size", "24"),
     "grounded_transformer": (
         *("--embedding-size", "24", "--ffn-size", "32", "--attention-heads", "4"),
         *("--encoder-layers", "1", "--decoder-layers", "2"),

@@ -7,6 +7,10 @@ from torch import Tensor
 
 GEOMETRY_SIZE = {"none": 0, "box5": 5}
 
+# how far from the image's own a side of a box may be, in parts of the image, for the box to cover it; a bit more
+# than 1%, since a box may end at the last pixel of a small image and half precision rounds
+EDGE = 0.0105
+
 
 def image_region_mask(src_tokens: Tensor, image_index: Tensor, images: int, pad: int) -> Tensor:
     """Which regions of each image are real.
@@ -40,3 +44,27 @@ def with_geometry(features: Tensor, boxes: Tensor, geometry: str) -> Tensor:
     sides = boxes[..., 2:] - boxes[..., :2]
     area = sides.prod(-1, keepdim=True)
     return torch.cat([features, (torch.cat([boxes, area], -1) * 2 - 1).to(features.dtype)], -1)
+
+
+def whole_image(features: Tensor, boxes: Tensor, mask: Tensor) -> Tensor:
+    """The vector of each whole image: that of the region that covers it, or the mean of its regions where none does.
+
+    A region covers its image if no side is further than 1% of the image from the image's own; the largest such
+    region is taken.
+
+    Args:
+        features: (I,R,D); boxes: (I,R,4) x0 y0 x1 y1 divided by the image's size; mask: (I,R) True = real
+
+    Returns:
+        (I,D)
+    """
+    wide = boxes.float()
+    covers = mask & (wide[..., :2] < EDGE).all(-1) & (wide[..., 2:] > 1 - EDGE).all(-1)
+    area = (wide[..., 2:] - wide[..., :2]).prod(-1).masked_fill(~covers, -1.0)
+    covering = features[torch.arange(len(features), device=features.device), area.argmax(1)]
+    return torch.where(covers.any(1, keepdim=True), covering, mean_region(features, mask))
+
+
+def mean_region(features: Tensor, mask: Tensor) -> Tensor:
+    """The mean of each image's real regions: features (I,R,D), mask (I,R) True = real -> (I,D)."""
+    return features.masked_fill(~mask[:, :, None], 0.0).sum(1) / mask.sum(1, keepdim=True)

@@ -172,6 +172,11 @@ class GroundedCaptionTask(FairseqTask):
                 name = type(models[0]).__name__
                 raise GroundingError(f"{name} is a matching model and writes no captions: add --score-reference")
             return MatchingScorer(self.dictionary, str(self.cfg.readout), form)
+        if form and not any(attends(model) for model in models):
+            name = type(models[0]).__name__
+            logger.warning(f"--print-alignment: {name} has no attention, so no alignment is printed")
+            # fairseq-generate asks the same object again when it prints
+            form = args.print_alignment = None
         if reads:
             logger.info("the captions are given, not written: what fairseq prints as their BLEU says nothing")
             return CaptionScorer(self.dictionary, form)
@@ -275,7 +280,7 @@ class GroundedCaptionTask(FairseqTask):
             written = self._decode(self._rows_of(sample, first))
             for row, hypothesis, dumped in zip(first, *written):
                 kept.generated[int(images[row])] = hypothesis[0]["tokens"].tolist(), dumped
-        if self.cfg.eval_grounding:
+        if self.cfg.eval_grounding and attends(self._evaluated):
             hypotheses = CaptionScorer(self.dictionary).generate([self._evaluated], sample)
             rows = self.dump_rows(self._evaluated, sample, hypotheses, reference=True)
             kept.read.update(zip(captions, rows))
@@ -322,7 +327,8 @@ class GroundedCaptionTask(FairseqTask):
     def _metric_names(self) -> List[str]:
         if isinstance(self._evaluated, MatchingModel):
             return list(_ASKED_FOR["eval_retrieval"]) if self.cfg.eval_retrieval else []
-        asked = [flag for flag in ("eval_caption_metrics", "eval_grounding") if getattr(self.cfg, flag)]
+        fitting = ("eval_caption_metrics", "eval_grounding") if attends(self._evaluated) else ("eval_caption_metrics",)
+        asked = [flag for flag in fitting if getattr(self.cfg, flag)]
         return [name for flag in asked for name in _ASKED_FOR[flag]]
 
     def _whole_split(self, kept: SplitPass) -> Dict[str, float]:
@@ -341,7 +347,7 @@ class GroundedCaptionTask(FairseqTask):
                 for number in tokens
             }
             result.update(caption_metrics(tokens, references, self.folder.document_frequency()))
-        if self.cfg.eval_grounding:
+        if self.cfg.eval_grounding and attends(self._evaluated):
             objects = self.folder.objects()
             assert objects is not None
             rows = [row for _, row in kept.generated.values()] + list(kept.read.values())
@@ -349,11 +355,16 @@ class GroundedCaptionTask(FairseqTask):
         return result
 
     def _warn_of_idle_flags(self, model) -> None:
-        matches = isinstance(model, MatchingModel)
-        idle = ["eval_caption_metrics", "eval_grounding"] if matches else ["eval_retrieval"]
-        for name in idle:
+        if isinstance(model, MatchingModel):
+            idle = dict.fromkeys(("eval_caption_metrics", "eval_grounding"), "captioners")
+        else:
+            idle = {"eval_retrieval": "matching models"}
+            if not attends(model):
+                idle["eval_grounding"] = "models with attention"
+        for name, kind in idle.items():
+            if self.cfg.best_checkpoint_metric in _ASKED_FOR[name]:
+                raise GroundingError(f"--best-checkpoint-metric {self.cfg.best_checkpoint_metric} is for {kind}")
             if getattr(self.cfg, name):
-                kind = "captioners" if matches else "matching models"
                 logger.warning(f"--{name.replace('_', '-')} is for {kind}: it does nothing here")
 
     def build_model(self, cfg, from_checkpoint=False):
@@ -384,6 +395,11 @@ def _check_flags(cfg: GroundedCaptionConfig) -> None:
             raise GroundingError(
                 f"--best-checkpoint-metric {cfg.best_checkpoint_metric} is logged only with --{flag.replace('_', '-')}"
             )
+
+
+def attends(model: Any) -> bool:
+    """Whether a captioner has attention: it does unless its class says ``attends = False``."""
+    return bool(getattr(model, "attends", True))
 
 
 def _need_captions(sample: Dict[str, Any]) -> None:
