@@ -8,6 +8,7 @@ with unchanged_root_logger():
     try:
         import fairseq.criterions
         import fairseq.models
+        import fairseq.optim.lr_scheduler
         import fairseq.tasks
     except (ImportError, ValueError, AttributeError) as error:
         # fairseq 0.12.2 stops with a ValueError on Python 3.11 and newer
@@ -17,7 +18,7 @@ with unchanged_root_logger():
             f" or 3.12) ({error})"
         ) from None
 
-from . import criterions, models, tasks
+from . import criterions, models, optim, tasks
 from .checkpoints import allow_configs
 from .errors import install_excepthook
 

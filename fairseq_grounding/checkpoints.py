@@ -18,6 +18,7 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
 from .errors import GroundingError
+from .model_config import complete
 from .modules.matching import MatchingModel
 from .modules.vocabulary import dictionary_in
 
@@ -96,3 +97,4 @@ def load_matching_model(path: str | os.PathLike[str], flag: str) -> MatchingMode
         )
     model.load_state_dict(weights, strict=True)
     return model.requires_grad_(False).eval()
+    complete(cfg)

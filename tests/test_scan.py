@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,6 +105,29 @@ def test_encoders_are_the_reference_codes(monkeypatch, both_ways, norm):
     order = torch.tensor([1, 2, 0])
     moved = model.encode_words(ids[order], mask[order]) * mask[order][..., None]
     np.testing.assert_allclose(moved.detach(), figures["cap_emb"][order], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("bidirectional", [0, 1])
+def test_weight_norm_is_the_reference_codes(bidirectional):
+    figures = np.load(FIGURES / f"c_scan_encoders_bi{bidirectional}_norm1.npz")
+    model = model_of(dictionary([f"w{n}" for n in range(20)]), 14, joint_size=12, weight_norm=True)
+    # the names of the reference's checkpoints load as they are
+    names = {"bias": "imgwn.fc.bias", "weight_g": "imgwn.fc.weight_g", "weight_v": "imgwn.fc.weight_v"}
+    weights = {name: torch.from_numpy(np.asarray(figures[figure])) for name, figure in names.items()}
+    model.region_projection.load_state_dict(weights)
+    features = torch.from_numpy(figures["img_feats"])
+    regions = model.encode_regions(features, torch.zeros(*features.shape[:2], 4).double())
+    np.testing.assert_allclose(regions.detach(), figures["img_emb_weight_norm"], rtol=0, atol=1e-10)
+    # a copy and a checkpoint of ours hold the length as one number
+    copied = copy.deepcopy(model)
+    state = copied.state_dict()
+    assert state["region_projection.parametrizations.weight.original0"].numel() == 1
+    other = model_of(dictionary([f"w{n}" for n in range(20)]), 14, seed=1, joint_size=12, weight_norm=True)
+    assert not torch.equal(other.encode_regions(features, None), regions)
+    other.load_state_dict(state)
+    assert torch.equal(other.encode_regions(features, None), regions)
+    with pytest.raises(GroundingError, match="reads regions of width 14, this model of width 15"):
+        model_of(dictionary([f"w{n}" for n in range(20)]), 15, joint_size=12, weight_norm=True).load_state_dict(state)
 
 
 CAPTION = st.lists(st.tuples(st.integers(4, 15), st.integers(0, 1)), max_size=6)

@@ -7,6 +7,7 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import register_model, register_model_architecture
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..errors import GroundingError
@@ -50,6 +51,12 @@ class ScanConfig(FairseqDataclass):
             " A caption without a noun counts all its words"
         },
     )
+    weight_norm: bool = field(
+        default=False,
+        metadata={
+            "help": "the regions' linear layer is a direction times one length (SCAN's --precomp_enc_type weight_norm)"
+        },
+    )
     unidirectional: bool = field(default=False, metadata={"help": "read the caption left to right only"})
 
 
@@ -77,8 +84,13 @@ class ScanModel(MatchingModel):
         self.noun_attention = str(cfg.noun_attention)
         self.nouns_only = self.noun_attention == "before"
         self.region_projection = nn.Linear(feature_size + GEOMETRY_SIZE[self.region_geometry], cfg.joint_size)
-        nn.init.xavier_uniform_(self.region_projection.weight)
-        nn.init.zeros_(self.region_projection.bias)
+        if cfg.weight_norm:
+            # one length for all rows together (-1), and drawn as torch draws a layer, both as SCAN does
+            weight_norm(self.region_projection, dim=-1)
+            self.region_weight = "region_projection.parametrizations.weight.original1"
+        else:
+            nn.init.xavier_uniform_(self.region_projection.weight)
+            nn.init.zeros_(self.region_projection.bias)
         self.embedding = nn.Embedding(len(dictionary), cfg.word_embedding_size, dictionary.pad())
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         self.gru = nn.GRU(

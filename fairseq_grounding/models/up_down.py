@@ -4,24 +4,33 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqEncoderDecoderModel, register_model
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
 from torch import nn
 
 from ..modules.additive_attention import AdditiveAttention
 from ..modules.recurrent_decoder import RecurrentDecoder, gate_layer, lstm_cell
 from ..modules.region_encoder import GLOBAL_FEATURES, RegionEncoder
 from ..modules.regions import GEOMETRY_SIZE
+from ..modules.scheduled_sampling import ScheduledSampling, ScheduledSamplingConfig
 from ..modules.vocabulary import VocabularyMixin
 
 
 @dataclass
-class UpDownConfig(FairseqDataclass):
+class UpDownConfig(ScheduledSamplingConfig):
     feature_size: Optional[int] = field(
         default=None, metadata={"help": "width of a region's feature (default: that of the region store)"}
     )
-    embedding_size: int = field(default=512, metadata={"help": "width of words, regions and the global vector"})
-    hidden_size: int = field(default=512, metadata={"help": "units of each LSTM"})
+    embedding_size: int = field(default=512, metadata={"help": "width of embedded words"})
+    region_size: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "width of embedded regions and of the global vector (default: --embedding-size; up_down_coco: 1024)"
+        },
+    )
+    hidden_size: Optional[int] = field(
+        default=None, metadata={"help": "units of each LSTM (default: 512; up_down_coco: 1024)"}
+    )
     attention_size: int = field(default=512, metadata={"help": "units of the additive attention"})
     dropout: float = field(
         default=0.5,
@@ -46,12 +55,12 @@ class UpDownDecoder(RecurrentDecoder):
     state]; both start from zeros. Words are embedded with ReLU and dropout, as the POS-SCAN code runs it.
     """
 
-    def __init__(self, cfg: UpDownConfig, dictionary):
-        super().__init__(dictionary, cfg.hidden_size)
-        hidden, width = cfg.hidden_size, cfg.embedding_size
+    def __init__(self, cfg: UpDownConfig, dictionary, sampling: Optional[ScheduledSampling] = None):
+        hidden, width, words = cfg.hidden_size or 512, _region_size(cfg), cfg.embedding_size
+        super().__init__(dictionary, hidden, sampling)
         self.hidden_size = hidden
-        self.embedding = nn.Embedding(len(dictionary), width)
-        self.word_gates = gate_layer(width, hidden, bias=False)
+        self.embedding = nn.Embedding(len(dictionary), words)
+        self.word_gates = gate_layer(words, hidden, bias=False)
         self.global_gates = gate_layer(width, hidden)
         self.attention_gates = gate_layer(2 * hidden, hidden, bias=False)
         self.attention = AdditiveAttention(hidden, cfg.attention_size)
@@ -97,10 +106,23 @@ class UpDownModel(VocabularyMixin, FairseqEncoderDecoderModel):
         encoder = RegionEncoder(
             task.target_dictionary,
             feature_size,
-            cfg.embedding_size,
+            _region_size(cfg),
             cfg.attention_size,
             str(cfg.region_geometry),
             str(cfg.global_feature),
             cfg.dropout,
         )
-        return cls(encoder, UpDownDecoder(cfg, task.target_dictionary), task.target_dictionary, feature_size)
+        decoder = UpDownDecoder(cfg, task.target_dictionary, ScheduledSampling(cfg, task))
+        return cls(encoder, decoder, task.target_dictionary, feature_size)
+
+
+def _region_size(cfg: UpDownConfig) -> int:
+    return cfg.region_size or cfg.embedding_size
+
+
+@register_model_architecture("up_down", "up_down_coco")
+def up_down_coco(cfg):
+    """Up-Down at the size of the published COCO run: all but words and attention twice as wide."""
+    for name in ("region_size", "hidden_size"):
+        if getattr(cfg, name, None) is None:
+            setattr(cfg, name, 1024)

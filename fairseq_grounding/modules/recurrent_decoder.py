@@ -8,6 +8,8 @@ import torch
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
+from .scheduled_sampling import ScheduledSampling
+
 State = tuple[Tensor, ...]
 
 # ended captions leave the batch once so large a share of it has ended; leaving costs a copy in the backward pass
@@ -27,12 +29,18 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
     A subclass defines :meth:`prepare` (all that needs no state, for all steps at once), :meth:`initial_state`
     and :meth:`step`; the vocabulary projection runs once, over all real tokens. In training, captions are sorted by
     length and drop out of the batch as they end, so that hardly a step is computed for padding.
+
+    Args:
+        dictionary: of the captions
+        output_size: O, of what a step hands to the vocabulary projection
+        sampling: how often a caption in training reads a word of its own (default: never)
     """
 
     STATE = "recurrent_state"
 
-    def __init__(self, dictionary, output_size: int):
+    def __init__(self, dictionary, output_size: int, sampling: ScheduledSampling | None = None):
         super().__init__(dictionary)
+        self.sampling = sampling
         self.output_projection = nn.Linear(output_size, len(dictionary))
 
     def prepare(self, tokens: Tensor, rows: Tensor, encoder_out: dict[str, Tensor]) -> Tensor:
@@ -69,11 +77,15 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         # one tensor a step: slicing the whole would cost a whole tensor of zeros a step in the backward pass
         inputs = self.prepare(tokens, rows, encoder_out).split(running)
         state = self.initial_state(encoder_out)
-        outputs, attentions = [], []
+        own_words = self.sampling.probability() if self.training and self.sampling is not None else 0.0
+        outputs: list[Tensor] = []
+        attentions: list[Tensor] = []
         for step_inputs, going, count in zip(inputs, running, alive):
             if going < len(state[0]):
                 encoder_out = {name: tensor[:going] for name, tensor in encoder_out.items()}
                 state = tuple(tensor[:going] for tensor in state)
+            if own_words and outputs:
+                step_inputs = self._with_own_words(step_inputs, outputs[-1][:count], encoder_out, own_words)
             output, attention, state = self.step(step_inputs, state, encoder_out)
             outputs.append(output[:count])
             if attention is not None:
@@ -83,6 +95,20 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         logits = _spread(self.output_projection(torch.cat(outputs)), place, batch, length)
         attended = _spread(torch.cat(attentions), place, batch, length) if attentions else None
         return logits, {"attn": [attended]}
+
+    def _with_own_words(
+        self, inputs: Tensor, previous: Tensor, encoder_out: dict[str, Tensor], probability: float
+    ) -> Tensor:
+        """A step's inputs (N,X), with some captions' word drawn from what the model said before: previous (M,O)."""
+        chosen = (torch.rand(len(previous), device=previous.device) < probability).nonzero()[:, 0]
+        if len(chosen) == 0:
+            return inputs
+        with torch.no_grad():
+            logits = self.output_projection(previous[chosen]).float()
+            # fairseq's padding is no word; nothing else is kept from being said
+            logits[:, self.dictionary.pad()] = -torch.inf
+            tokens = logits.softmax(1).multinomial(1)[:, 0]
+        return inputs.index_copy(0, chosen, self.prepare(tokens, chosen, encoder_out))
 
     def _next(
         self,

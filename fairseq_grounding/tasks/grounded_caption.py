@@ -1,6 +1,7 @@
 """The task ``grounded_caption``: captions on image regions, for matching models and captioners alike."""
 
 import logging
+import math
 from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, DictConfig
 
@@ -16,6 +18,7 @@ from ..data.grounded_caption_dataset import ITEMS, GroundedCaptionDataset
 from ..data.prepared import PreparedFolder
 from ..data.regions import RegionStore
 from ..dump import DumpWriter
+from ..model_config import complete
 from ..errors import GroundingError
 from ..generation import CaptionScorer, MatchingScorer, dump_steps
 from ..modules.matching import READOUTS, MatchingModel
@@ -89,6 +92,14 @@ class GroundedCaptionTask(FairseqTask):
         self.feature_size = self.store.feature_size
         self.epoch = FINAL_EPOCH
         # an attribute of this name would be the mapping's own method
+    clip_value: float = field(
+        default=0.0,
+        metadata={
+            "help": "clamp each gradient to this size, up or down, just before the step, when all of --update-freq are"
+            " summed and divided by sample_size and --clip-norm has scaled them (0: not at all; as published: 0.1 for"
+            " captioners, which then have --clip-norm 0)"
+        },
+    )
         self._items = str(cfg["items"] if isinstance(cfg, DictConfig) else cfg.items)
         self._greedy: List[Any] = []
         self._passes: Dict[str, SplitPass] = {}
@@ -262,6 +273,14 @@ class GroundedCaptionTask(FairseqTask):
             self._keep_embeddings(self._passes[split], sample)
         else:
             self._keep_captions(self._passes[split], sample)
+    # ---- training ----
+
+    def optimizer_step(self, optimizer, model, update_num) -> None:
+        """The optimizer's step, after ``--clip-value``."""
+        if self.cfg.clip_value:
+            _clamp_gradients(optimizer, self.cfg.clip_value)
+        super().optimizer_step(optimizer, model, update_num)
+
         return loss, sample_size, {**logged, COUNTED: len(sample["caption"])}
 
     def _keep_embeddings(self, kept: SplitPass, sample) -> None:
@@ -405,6 +424,19 @@ def attends(model: Any) -> bool:
 def _need_captions(sample: Dict[str, Any]) -> None:
     if sample.get("target", 0) is None:
         raise GroundingError(
+        complete(cfg)
             "--items image hands out images without captions, for generation: train and validate with --items caption"
             " or group"
         )
+    if not (math.isfinite(cfg.clip_value) and cfg.clip_value >= 0):
+        raise GroundingError(f"--clip-value {cfg.clip_value}: give more than 0, or 0 for no clipping")
+def _clamp_gradients(optimizer: FairseqOptimizer, most: float) -> None:
+    # optimizers in half precision leave loss scale, sample_size and --clip-norm to their step
+    unscale = getattr(optimizer, "_unscale_grads", None)
+    if unscale is not None:
+        unscale()
+    for parameter in optimizer.params:
+        if parameter.grad is not None:
+            parameter.grad.clamp_(-most, most)
+
+
