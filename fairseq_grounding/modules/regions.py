@@ -46,11 +46,22 @@ def with_geometry(features: Tensor, boxes: Tensor, geometry: str) -> Tensor:
     return torch.cat([features, (torch.cat([boxes, area], -1) * 2 - 1).to(features.dtype)], -1)
 
 
+def covers_image(boxes: Tensor, mask: Tensor) -> Tensor:
+    """Which regions cover their image: those no side of which is further than 1% of the image from the image's own.
+
+    Args:
+        boxes: (I,R,4) x0 y0 x1 y1 divided by the image's size; mask: (I,R) True = real
+
+    Returns:
+        (I,R) bool
+    """
+    return mask & (boxes[..., :2] < EDGE).all(-1) & (boxes[..., 2:] > 1 - EDGE).all(-1)
+
+
 def whole_image(features: Tensor, boxes: Tensor, mask: Tensor) -> Tensor:
     """The vector of each whole image: that of the region that covers it, or the mean of its regions where none does.
 
-    A region covers its image if no side is further than 1% of the image from the image's own; the largest such
-    region is taken.
+    Of several that cover it (:func:`covers_image`) the largest is taken.
 
     Args:
         features: (I,R,D); boxes: (I,R,4) x0 y0 x1 y1 divided by the image's size; mask: (I,R) True = real
@@ -59,7 +70,7 @@ def whole_image(features: Tensor, boxes: Tensor, mask: Tensor) -> Tensor:
         (I,D)
     """
     wide = boxes.float()
-    covers = mask & (wide[..., :2] < EDGE).all(-1) & (wide[..., 2:] > 1 - EDGE).all(-1)
+    covers = covers_image(wide, mask)
     area = (wide[..., 2:] - wide[..., :2]).prod(-1).masked_fill(~covers, -1.0)
     covering = features[torch.arange(len(features), device=features.device), area.argmax(1)]
     return torch.where(covers.any(1, keepdim=True), covering, mean_region(features, mask))
