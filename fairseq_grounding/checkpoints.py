@@ -12,7 +12,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import build_model
+from fairseq.models import BaseFairseqModel, FairseqEncoderDecoderModel, build_model
 from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
@@ -69,6 +69,27 @@ def load_matching_model(path: str | os.PathLike[str], flag: str) -> MatchingMode
     Raises:
         GroundingError: no such file, no checkpoint, or not of a matching model
     """
+    name, model = _load(path, flag)
+    if not isinstance(model, MatchingModel):
+        raise GroundingError(
+            f"{flag} {path}: holds the captioner {name}; give a checkpoint of a matching model (scan, pos_scan)"
+        )
+    return model
+
+
+def load_captioner(path: str | os.PathLike[str], flag: str) -> FairseqEncoderDecoderModel:
+    """The captioner in a checkpoint, as :func:`load_matching_model` loads a matching model."""
+    name, model = _load(path, flag)
+    if not isinstance(model, FairseqEncoderDecoderModel):
+        raise GroundingError(
+            f"{flag} {path}: holds the matching model {name}, which writes no captions; give a checkpoint of a"
+            " captioner (multimodal_rnn, up_down)"
+        )
+    return model
+
+
+def _load(path: str | os.PathLike[str], flag: str) -> tuple[str, BaseFairseqModel]:
+    """Name and model of a checkpoint: frozen, in evaluation mode, on the CPU."""
     if not os.path.isfile(path):
         raise GroundingError(f"{flag} {path}: no such file")
     try:
@@ -88,13 +109,9 @@ def load_matching_model(path: str | os.PathLike[str], flag: str) -> MatchingMode
     ) as error:
         raise GroundingError(f"{flag} {path}: is not a checkpoint that fairseq-train wrote") from error
     name = getattr(cfg, "_name", None) or (cfg.get("_name") if hasattr(cfg, "get") else None)
+    complete(cfg)
     if words is None or cfg.get("feature_size") is None:
         raise GroundingError(f"{flag} {path}: holds {name}, which is no model of this plugin")
     model = build_model(cfg, _Standalone(words, int(cfg.feature_size)))
-    if not isinstance(model, MatchingModel):
-        raise GroundingError(
-            f"{flag} {path}: holds the captioner {name}; give a checkpoint of a matching model (scan, pos_scan)"
-        )
     model.load_state_dict(weights, strict=True)
-    return model.requires_grad_(False).eval()
-    complete(cfg)
+    return str(name), model.requires_grad_(False).eval()

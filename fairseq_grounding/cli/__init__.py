@@ -16,7 +16,16 @@ from collections.abc import Sequence
 from ..errors import GroundingError
 from .subcommands import add_subcommand
 
-COMMANDS = ("prepare-regions", "prepare-captions", "inspect", "evaluate", "draw", "flags", "user-dir")
+COMMANDS = (
+    "prepare-regions",
+    "prepare-captions",
+    "inspect",
+    "evaluate",
+    "draw",
+    "describe-regions",
+    "flags",
+    "user-dir",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

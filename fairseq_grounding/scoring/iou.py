@@ -39,13 +39,18 @@ def hits_region(box: Box | None, targets: Sequence[Box]) -> bool:
 
 def region_overlaps(regions: Any, targets: Any) -> np.ndarray:
     """Intersection over union (R,T) of regions (R,4) and annotated boxes (T,4), as :func:`hits_region` has it."""
-    first = np.asarray(regions, np.float64).reshape(-1, 1, 4)
-    second = np.asarray(targets, np.float64).reshape(1, -1, 4) + _LAST_PIXEL
+    return box_overlaps(regions, np.asarray(targets, np.float64).reshape(-1, 4) + _LAST_PIXEL)
+
+
+def box_overlaps(boxes: Any, others: Any) -> np.ndarray:
+    """Intersection over union (A,B) of boxes (A,4) and others (B,4) as areas; 0 where both boxes are empty."""
+    first = np.asarray(boxes, np.float64).reshape(-1, 1, 4)
+    second = np.asarray(others, np.float64).reshape(1, -1, 4)
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
     shared = sides.clip(min=0).prod(-1)
-    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (first, second)]
-    # an annotated box has a pixel at least, so the union is never empty
-    return shared / (areas[0] + areas[1] - shared)
+    areas = [(corners[..., 2:] - corners[..., :2]).prod(-1) for corners in (first, second)]
+    union = areas[0] + areas[1] - shared
+    return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
 
 
 def points_inside(points: Any, targets: Any) -> np.ndarray:

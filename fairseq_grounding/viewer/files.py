@@ -53,14 +53,14 @@ def draw_dumps(
         raise GroundingError(f"{folder}: is not a folder; --images wants the folder of photographs")
     by_dump = [_first_rows(path) for path in dumps]
     chosen = _chosen(dumps, by_dump, limit, image_ids)
-    photographs = {image_id: _photograph(folder, image_id) for image_id in chosen}
+    photographs = {image_id: find_photograph(folder, image_id) for image_id in chosen}
     nouns, box_size = _from_prepared(prepared)
     headings: Sequence[str | None] = _headings(dumps, by_dump) if len(dumps) > 1 else [None]
     target = Path(out)
     written = []
     with new_folders(target):
         for image_id in tqdm(chosen, desc="drawing", unit="image", disable=None):
-            photograph = _open(photographs[image_id])
+            photograph = open_photograph(photographs[image_id])
             drawn = [
                 draw_caption(
                     photograph,
@@ -72,11 +72,16 @@ def draw_dumps(
                 )
                 for rows, heading in zip(by_dump, headings)
             ]
-            path = target / f"{image_id.replace('/', '_')}.png"
-            with writing(path) as temporary:
-                stack(drawn, gap=8).save(temporary, format="PNG")
-            written.append(path)
+            written.append(save_picture(stack(drawn, gap=8), target, image_id))
     return written
+
+
+def save_picture(picture: Image.Image, folder: Path, image_id: str) -> Path:
+    """Write *picture* as ``folder/ID.png``; the file written."""
+    path = folder / f"{image_id.replace('/', '_')}.png"
+    with writing(path) as temporary:
+        picture.save(temporary, format="PNG")
+    return path
 
 
 def _first_rows(path: str | os.PathLike[str]) -> dict[str, Row]:
@@ -109,7 +114,8 @@ def _chosen(
     return chosen[:limit]
 
 
-def _photograph(folder: Path, image_id: str) -> Path:
+def find_photograph(folder: Path, image_id: str) -> Path:
+    """The photograph of an image; a :class:`GroundingError` where *folder* has none."""
     for ending in ENDINGS:
         path = folder / f"{image_id}{ending}"
         if path.is_file():
@@ -117,7 +123,8 @@ def _photograph(folder: Path, image_id: str) -> Path:
     raise GroundingError(f"{folder}: has no photograph of image {image_id} ({image_id}.jpg, .jpeg or .png)")
 
 
-def _open(path: Path) -> Image.Image:
+def open_photograph(path: Path) -> Image.Image:
+    """A photograph as RGB; a :class:`GroundingError` where the file is none."""
     try:
         with Image.open(path) as file:
             return file.convert("RGB")
