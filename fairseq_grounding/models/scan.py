@@ -1,7 +1,7 @@
 """SCAN and POS-SCAN: image-text matching by cross attention between regions and words."""
 
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Dict, Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ..errors import GroundingError
-from ..modules.cross_attention import AGGREGATES, DIRECTIONS, NORMS, l2_normalise, region_word_scores
+from ..modules.cross_attention import AGGREGATES, DIRECTIONS, NORMS, l2_normalise, pair_scores, region_word_scores
 from ..modules.matching import Encoded, MatchingModel
 from ..modules.regions import GEOMETRY_SIZE, with_geometry
 
@@ -115,22 +115,28 @@ class ScanModel(MatchingModel):
         return l2_normalise(states)
 
     def scores(self, encoded: Encoded) -> Tensor:
+        mask = self.attending(encoded.word_mask, encoded.noun_mask)
+        choices = self._scoring(encoded)
+        return region_word_scores(encoded.regions, encoded.words, encoded.region_mask, mask, **choices)
+
+    def pair_scores(self, encoded: Encoded, image_index: Tensor) -> Tensor:
+        mask = self.attending(encoded.word_mask, encoded.noun_mask)
+        regions, region_mask = encoded.regions[image_index], encoded.region_mask[image_index]
+        return pair_scores(regions, encoded.words, region_mask, mask, **self._scoring(encoded))
+
+    def _scoring(self, encoded: Encoded) -> Dict[str, Any]:
         counted = None
         if self.noun_attention == "after":
             any_noun = encoded.noun_mask.any(1, keepdim=True)
             counted = torch.where(any_noun, encoded.noun_mask, encoded.word_mask)
-        return region_word_scores(
-            encoded.regions,
-            encoded.words,
-            encoded.region_mask,
-            self.attending(encoded.word_mask, encoded.noun_mask),
-            direction=self.direction,
-            norm=self.norm,
-            aggregate=self.aggregate,
-            temperature=self.temperature,
-            lse_temperature=self.lse_temperature,
-            aggregate_mask=counted,
-        )
+        return {
+            "direction": self.direction,
+            "norm": self.norm,
+            "aggregate": self.aggregate,
+            "temperature": self.temperature,
+            "lse_temperature": self.lse_temperature,
+            "aggregate_mask": counted,
+        }
 
 
 @register_model_architecture("scan", "pos_scan")

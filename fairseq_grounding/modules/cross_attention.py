@@ -280,3 +280,46 @@ def attend_pairs(
     squared = (attention * (attention @ gram)).sum(2)
     cosine = _cosine(similarity, attention, squared, torch.linalg.vector_norm(words, dim=-1), 2)
     return cosine.masked_fill(~word_mask, 0.0), attention
+
+
+def pair_scores(
+    regions: Tensor,
+    words: Tensor,
+    region_mask: Tensor,
+    word_mask: Tensor,
+    *,
+    direction: str = "t2i",
+    norm: str = "clipped_l2",
+    aggregate: str = "mean",
+    temperature: float = 9.0,
+    lse_temperature: float = 6.0,
+    aggregate_mask: Tensor | None = None,
+) -> Tensor:
+    """The matching score of each caption with its own image alone: the diagonal of :func:`region_word_scores`.
+
+    Args:
+        regions: (B,R,H)
+        words: (B,W,H)
+        region_mask: (B,R) bool, True = real
+        word_mask: (B,W) bool, True = real
+        direction, norm, aggregate, temperature, lse_temperature: as there
+        aggregate_mask: (B,W) bool, the words that count when words' similarities are pooled (t2i only)
+
+    Returns:
+        scores (B,); 0 for a caption without a real word or an image without a real region
+
+    Raises:
+        ValueError: an unknown choice, or ``aggregate_mask`` with ``i2t``
+    """
+    _one_of("direction", direction, DIRECTIONS)
+    _one_of("aggregate", aggregate, AGGREGATES)
+    if aggregate_mask is not None and direction == "i2t":
+        raise ValueError("aggregate_mask is for t2i: in i2t it is regions that are pooled")
+    if direction == "t2i":
+        similarity, _ = attend_pairs(regions, words, region_mask, word_mask, norm=norm, temperature=temperature)
+        counted = word_mask if aggregate_mask is None else aggregate_mask & word_mask
+    else:
+        similarity, _ = attend_pairs(words, regions, word_mask, region_mask, norm=norm, temperature=temperature)
+        counted = region_mask
+    pooled = _aggregate(similarity, aggregate, lse_temperature, counted)
+    return pooled.masked_fill(~(word_mask.any(1) & region_mask.any(1)), 0.0)

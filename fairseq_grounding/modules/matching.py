@@ -51,6 +51,20 @@ class MatchingModel(VocabularyMixin, BaseFairseqModel):
         """The score of every image with every caption, (I,C)."""
         raise NotImplementedError
 
+    def pair_scores(self, encoded: Encoded, image_index: Tensor) -> Tensor:
+        """The score (C,) of each caption with its own image: image_index (C,) from caption to image.
+
+        A subclass that can, computes it without the other pairs.
+        """
+        return self.scores(encoded)[image_index, torch.arange(len(image_index), device=image_index.device)]
+
+    def reward(self, encoded: Encoded, image_index: Tensor) -> Tensor:
+        """How well each caption fits its own image, (C,), comparable between captions of different lengths.
+
+        A subclass whose score grows with the caption divides by its number of words.
+        """
+        return self.pair_scores(encoded, image_index)
+
     def attending(self, word_mask: Tensor, noun_mask: Tensor) -> Tensor:
         """The words that attend (C,W): all, or for a model on nouns the nouns; all where there is none."""
         if not self.nouns_only:
