@@ -89,6 +89,20 @@ def nouns_by_table(captions: Sequence[Sequence[str]], table: Mapping[str, tuple[
     return [np.array([word in nouns for word in words], dtype=np.uint8) for words in captions]
 
 
+def noun_lookup(symbols: Sequence[str], table: Mapping[str, tuple[int, int]], specials: int) -> np.ndarray:
+    """For each symbol of a dictionary (V,) uint8, 1 where *table* makes it a noun: the nouns of captions that no
+    tagger saw.
+
+    Args:
+        symbols: the dictionary's, in its order.
+        table: times seen and times tagged a noun of each word.
+        specials: so many symbols at the start stand for no word.
+    """
+    (mask,) = nouns_by_table([symbols], table)
+    mask[:specials] = 0
+    return mask
+
+
 def _tag_files(path: str | os.PathLike[str]) -> list[Path]:
     if not Path(path).is_dir():
         return [Path(path)]
