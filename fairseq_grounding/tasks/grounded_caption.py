@@ -18,9 +18,9 @@ from ..data.grounded_caption_dataset import ITEMS, GroundedCaptionDataset
 from ..data.prepared import PreparedFolder
 from ..data.regions import RegionStore
 from ..dump import DumpWriter
-from ..model_config import complete
 from ..errors import GroundingError
 from ..generation import CaptionScorer, MatchingScorer, dump_steps
+from ..model_config import complete
 from ..modules.matching import READOUTS, MatchingModel
 from ..modules.wrapped import unwrap
 from ..validation import SplitPass, caption_metrics, grounding_metrics, retrieval_metrics
@@ -73,6 +73,14 @@ class GroundedCaptionConfig(FairseqDataclass):
         default=None,
         metadata={"help": "fairseq-generate writes here, one JSON object a line, what region each word came from"},
     )
+    clip_value: float = field(
+        default=0.0,
+        metadata={
+            "help": "clamp each gradient to this size, up or down, just before the step, when all of --update-freq are"
+            " summed and divided by sample_size and --clip-norm has scaled them (0: not at all; as published: 0.1 for"
+            " captioners, which then have --clip-norm 0)"
+        },
+    )
     seed: int = II("common.seed")
     best_checkpoint_metric: str = II("checkpoint.best_checkpoint_metric")
 
@@ -92,14 +100,6 @@ class GroundedCaptionTask(FairseqTask):
         self.feature_size = self.store.feature_size
         self.epoch = FINAL_EPOCH
         # an attribute of this name would be the mapping's own method
-    clip_value: float = field(
-        default=0.0,
-        metadata={
-            "help": "clamp each gradient to this size, up or down, just before the step, when all of --update-freq are"
-            " summed and divided by sample_size and --clip-norm has scaled them (0: not at all; as published: 0.1 for"
-            " captioners, which then have --clip-norm 0)"
-        },
-    )
         self._items = str(cfg["items"] if isinstance(cfg, DictConfig) else cfg.items)
         self._greedy: List[Any] = []
         self._passes: Dict[str, SplitPass] = {}
@@ -247,6 +247,14 @@ class GroundedCaptionTask(FairseqTask):
             )
         return rows
 
+    # ---- training ----
+
+    def optimizer_step(self, optimizer, model, update_num) -> None:
+        """The optimizer's step, after ``--clip-value``."""
+        if self.cfg.clip_value:
+            _clamp_gradients(optimizer, self.cfg.clip_value)
+        super().optimizer_step(optimizer, model, update_num)
+
     # ---- validation ----
 
     def begin_valid_epoch(self, epoch, model) -> None:
@@ -273,14 +281,6 @@ class GroundedCaptionTask(FairseqTask):
             self._keep_embeddings(self._passes[split], sample)
         else:
             self._keep_captions(self._passes[split], sample)
-    # ---- training ----
-
-    def optimizer_step(self, optimizer, model, update_num) -> None:
-        """The optimizer's step, after ``--clip-value``."""
-        if self.cfg.clip_value:
-            _clamp_gradients(optimizer, self.cfg.clip_value)
-        super().optimizer_step(optimizer, model, update_num)
-
         return loss, sample_size, {**logged, COUNTED: len(sample["caption"])}
 
     def _keep_embeddings(self, kept: SplitPass, sample) -> None:
@@ -388,6 +388,7 @@ class GroundedCaptionTask(FairseqTask):
 
     def build_model(self, cfg, from_checkpoint=False):
         """Build the model, and note in its *cfg*, which its checkpoints hold, what shaped it."""
+        complete(cfg)
         feature_size = self.model_feature_size(cfg)
         cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
@@ -409,6 +410,8 @@ def _check_flags(cfg: GroundedCaptionConfig) -> None:
         raise GroundingError(f"--max-regions {cfg.max_regions}: give at least 1")
     if cfg.max_target_positions < 2:
         raise GroundingError(f"--max-target-positions {cfg.max_target_positions}: give at least 2, a word and the end")
+    if not (math.isfinite(cfg.clip_value) and cfg.clip_value >= 0):
+        raise GroundingError(f"--clip-value {cfg.clip_value}: give more than 0, or 0 for no clipping")
     for flag, names in _ASKED_FOR.items():
         if cfg.best_checkpoint_metric in names and not getattr(cfg, flag):
             raise GroundingError(
@@ -416,20 +419,6 @@ def _check_flags(cfg: GroundedCaptionConfig) -> None:
             )
 
 
-def attends(model: Any) -> bool:
-    """Whether a captioner has attention: it does unless its class says ``attends = False``."""
-    return bool(getattr(model, "attends", True))
-
-
-def _need_captions(sample: Dict[str, Any]) -> None:
-    if sample.get("target", 0) is None:
-        raise GroundingError(
-        complete(cfg)
-            "--items image hands out images without captions, for generation: train and validate with --items caption"
-            " or group"
-        )
-    if not (math.isfinite(cfg.clip_value) and cfg.clip_value >= 0):
-        raise GroundingError(f"--clip-value {cfg.clip_value}: give more than 0, or 0 for no clipping")
 def _clamp_gradients(optimizer: FairseqOptimizer, most: float) -> None:
     # optimizers in half precision leave loss scale, sample_size and --clip-norm to their step
     unscale = getattr(optimizer, "_unscale_grads", None)
@@ -440,3 +429,14 @@ def _clamp_gradients(optimizer: FairseqOptimizer, most: float) -> None:
             parameter.grad.clamp_(-most, most)
 
 
+def attends(model: Any) -> bool:
+    """Whether a captioner has attention: it does unless its class says ``attends = False``."""
+    return bool(getattr(model, "attends", True))
+
+
+def _need_captions(sample: Dict[str, Any]) -> None:
+    if sample.get("target", 0) is None:
+        raise GroundingError(
+            "--items image hands out images without captions, for generation: train and validate with --items caption"
+            " or group"
+        )
