@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_grounding.cli import main
 from fairseq_grounding.data.captions import Caption, images_of, read_karpathy
-from fairseq_grounding.data.nouns import NounTagger, noun_table
+from fairseq_grounding.data.nouns import NounTagger, noun_table, pos_table, words_of_pos
 from fairseq_grounding.data.prepare import prepare_captions
 from fairseq_grounding.data.prepared import PreparedFolder
 from fairseq_grounding.errors import GroundingError
@@ -108,7 +108,7 @@ def test_tagging_keeps_the_captions_own_words(tagger):
         ["two", "women", "are", "riding", "their", "bikes", "to", "London"],
         ["something", "blue"],
     ]
-    masks, lemmas = tagger.tag(captions)
+    masks, lemmas, _ = tagger.tag(captions)
     assert [mask.dtype for mask in masks] == [np.uint8] * 3
     assert [len(mask) for mask in masks] == [len(words) for words in captions]
     assert masks[0][2] == 1
@@ -125,11 +125,17 @@ def test_tagging_keeps_the_captions_own_words(tagger):
 
 def test_lemma_of_a_noun_goes_before_that_of_a_verb(tagger):
     verb, noun = ["the", "man", "saw", "a", "dog"], ["a", "man", "holds", "a", "rusty", "saw"]
-    masks, lemmas = tagger.tag([verb] * 3 + [noun])
+    masks, lemmas, tags = tagger.tag([verb] * 3 + [noun])
     assert masks[0][2] == 0
     assert masks[3][5] == 1
     assert lemmas["saw"] == "saw"
     assert tagger.tag([verb])[1]["saw"] == "see"
+    assert (tags[0][2], tags[3][5]) == ("VERB", "NOUN")
+    table = pos_table([verb] * 3 + [noun], tags)
+    assert table["saw"] == {"NOUN": 1, "VERB": 3}
+    assert words_of_pos(table, ["VERB", "ADJ"]) == {"saw", "holds", "rusty"}
+    # half of the uses are not more than half
+    assert "saw" not in words_of_pos({"saw": {"NOUN": 2, "VERB": 2}}, ["VERB"])
 
 
 def test_parts_of_speech_are_a_choice():

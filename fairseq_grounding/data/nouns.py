@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -23,6 +23,18 @@ UNIVERSAL_POS = (
 # fmt: on
 _PIPES = ("tok2vec", "tagger", "attribute_ruler", "lemmatizer")
 _BATCH = 1000
+
+
+class Tagged(NamedTuple):
+    """What :meth:`NounTagger.tag` finds."""
+
+    masks: list[np.ndarray]
+    """for each caption (W,) uint8, 1 where the word is a noun"""
+    lemmas: dict[str, str]
+    """the lemma of each word, lower-case: its most frequent one as a noun where it ever is a noun, else its most
+    frequent one"""
+    tags: list[list[str]]
+    """for each caption the universal part of speech of each word"""
 
 
 class NounTagger:
@@ -48,25 +60,18 @@ class NounTagger:
         self.name = f"{self._model.meta['lang']}_{self._model.meta['name']}"
         self.version: str = self._model.meta["version"]
 
-    def tag(self, captions: Sequence[Sequence[str]]) -> tuple[list[np.ndarray], dict[str, str]]:
-        """Tag captions.
-
-        Args:
-            captions: the words of each.
-
-        Returns:
-            For each caption (W,) uint8, 1 where the word is a noun; and the lemma of each word, lower-case:
-            its most frequent one as a noun where it ever is a noun, else its most frequent one.
-        """
-        masks = []
+    def tag(self, captions: Sequence[Sequence[str]]) -> Tagged:
+        """Tag *captions*, the words of each."""
+        masks, tags = [], []
         found: dict[str, Counter[tuple[bool, str]]] = defaultdict(Counter)
         bar = tqdm(self._documents(captions), total=len(captions), desc="tagging", unit=" captions", disable=None)
         for words, document in zip(captions, bar):
-            nouns = [token.pos_ in self.pos for token in document]
+            tags.append([token.pos_ or "X" for token in document])
+            nouns = [pos in self.pos for pos in tags[-1]]
             masks.append(np.array(nouns, dtype=np.uint8))
             for word, noun, token in zip(words, nouns, document):
                 found[word][noun, token.lemma_.lower() or word.lower()] += 1
-        return masks, {word: _lemma(counts) for word, counts in found.items()}
+        return Tagged(masks, {word: _lemma(counts) for word, counts in found.items()}, tags)
 
     def _documents(self, captions: Sequence[Sequence[str]]) -> Iterator[Any]:
         from spacy.tokens import Doc
@@ -75,10 +80,10 @@ class NounTagger:
         return self._model.pipe(made, batch_size=_BATCH, n_process=self._workers)
 
 
-def check_pos(pos: Sequence[str]) -> None:
+def check_pos(pos: Sequence[str], flag: str = "--noun-pos") -> None:
     """Raise :class:`GroundingError` unless *pos* are universal parts of speech, at least one."""
     if not pos or any(name not in UNIVERSAL_POS for name in pos):
-        raise GroundingError(f"--noun-pos {','.join(pos)}: must be of {', '.join(UNIVERSAL_POS)}, with commas between")
+        raise GroundingError(f"{flag} {','.join(pos)}: must be of {', '.join(UNIVERSAL_POS)}, with commas between")
 
 
 def noun_table(captions: Sequence[Sequence[str]], masks: Sequence[np.ndarray]) -> dict[str, tuple[int, int]]:
@@ -89,6 +94,22 @@ def noun_table(captions: Sequence[Sequence[str]], masks: Sequence[np.ndarray]) -
         seen.update(words)
         nouns.update(word for word, noun in zip(words, mask) if noun)
     return {word: (count, nouns[word]) for word, count in seen.items()}
+
+
+def pos_table(captions: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, dict[str, int]]:
+    """For each word of *captions*: how often it was tagged as which part of speech (*tags* as of :class:`Tagged`)."""
+    table: dict[str, Counter[str]] = defaultdict(Counter)
+    for words, parts in zip(captions, tags):
+        for word, pos in zip(words, parts):
+            table[word][pos] += 1
+    return {word: dict(sorted(counts.items())) for word, counts in table.items()}
+
+
+def words_of_pos(table: Mapping[str, Mapping[str, int]], pos: Sequence[str]) -> set[str]:
+    """The words that are one of *pos* in more than half of their uses; *table* as of :func:`pos_table`."""
+    return {
+        word for word, counts in table.items() if 2 * sum(counts.get(name, 0) for name in pos) > sum(counts.values())
+    }
 
 
 def _lemma(counts: Counter[tuple[bool, str]]) -> str:

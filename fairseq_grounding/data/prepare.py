@@ -20,7 +20,7 @@ from .caption_formats import FORMATS, caption_files, read_captions
 from .captions import IMAGE_KEYS, Caption, images_of, spacing_fault
 from .document_frequency import document_frequency
 from .noun_files import nouns_by_table, read_tagged
-from .nouns import NOUN_POS, NounTagger, check_pos, noun_table
+from .nouns import NOUN_POS, NounTagger, check_pos, noun_table, pos_table
 from .object_labels import build_labelled_objects, read_class_labels
 from .objects import SEVERAL_BOXES, build_objects, read_entities
 from .prepared import SplitContent, read_noun_table, write_prepared_folder
@@ -124,11 +124,13 @@ def prepare_captions(
 
         # what takes minutes comes last, so that whatever is wrong with the input is said before
         lemmas: dict[str, str] = {}
+        parts_of_speech = None
         tagger = None
         if masks is None or annotated is not None or (labels is not None and class_dictionary is None):
             tagger = NounTagger(noun_pos, workers)
-            found, lemmas = tagger.tag([caption.tokens for caption in captions])
+            found, lemmas, tags = tagger.tag([caption.tokens for caption in captions])
             masks = found if masks is None else masks
+            parts_of_speech = pos_table([captions[n].tokens for n in train], [tags[n] for n in train])
         table = noun_table([captions[n].tokens for n in train], [masks[n] for n in train])
         encoded = _encode(captions, masks, dictionary)
         sizes = {i: (int(w), int(h)) for i in image_ids for w, h in [store.image_sizes[store.index(i)]]}
@@ -183,6 +185,7 @@ def prepare_captions(
             dictionary=dictionary,
             splits=encoded,
             noun_table=table,
+            pos_table=parts_of_speech,
             document_frequency=document_frequency(encoded["train"].tokens, encoded["train"].image_ids),
             objects=objects,
             meta=meta,

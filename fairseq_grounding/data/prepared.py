@@ -172,6 +172,24 @@ class PreparedFolder:
         """For each word of the training captions: times seen, times tagged a noun."""
         return read_noun_table(self.path / "nouns.tsv")
 
+    def pos_table(self) -> dict[str, dict[str, int]]:
+        """For each word of the training captions: how often it was tagged as which universal part of speech.
+
+        Raises:
+            GroundingError: the folder has none, or it is damaged.
+        """
+        path = self.path / "pos.tsv"
+        if not path.is_file():
+            raise GroundingError(
+                f"{path}: is missing; run fairseq-grounding prepare-captions again, with --nouns spacy"
+            )
+        table: dict[str, dict[str, int]] = {}
+        for number, (word, pos, count) in _rows(path, 3):
+            if not count.isdecimal():
+                raise GroundingError(f"{path}: line {number} holds no count; {_AGAIN}")
+            table.setdefault(word, {})[pos] = int(count)
+        return table
+
     def document_frequency(self) -> tuple[np.ndarray, np.ndarray, int]:
         """n-grams (K,4) int32, padded with -1; images each occurs in (K,); number of training images."""
         path = self.path / "cider_df.npz"
@@ -210,6 +228,8 @@ class PreparedFolder:
                         f"{name}.nouns.bin one that is not 0 or 1; {_AGAIN}"
                     )
         self.noun_table()
+        if (self.path / "pos.tsv").is_file():
+            self.pos_table()
         self.document_frequency()
         self.objects()
 
@@ -255,6 +275,7 @@ def write_prepared_folder(
     splits: Mapping[str, SplitContent],
     noun_table: Mapping[str, tuple[int, int]],
     document_frequency: tuple[np.ndarray, np.ndarray, int],
+    pos_table: Mapping[str, Mapping[str, int]] | None = None,
     objects: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
 ) -> None:
@@ -276,6 +297,11 @@ def write_prepared_folder(
     with open(folder / "nouns.tsv", "w", encoding="utf-8", newline="\n") as file:
         for word, counts in sorted(noun_table.items()):
             print(word, *counts, sep="\t", file=file)
+    if pos_table is not None:
+        with open(folder / "pos.tsv", "w", encoding="utf-8", newline="\n") as file:
+            for word, parts in sorted(pos_table.items()):
+                for pos, times in parts.items():
+                    print(word, pos, times, sep="\t", file=file)
     ngrams, count, images = document_frequency
     np.savez_compressed(folder / "cider_df.npz", ngrams=ngrams, count=count, images=np.int64(images))
     if objects is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ..data.nouns import check_pos, words_of_pos
 from ..errors import GroundingError
 from ..modules.cross_attention import AGGREGATES, DIRECTIONS, NORMS, l2_normalise, pair_scores, region_word_scores
 from ..modules.matching import Encoded, MatchingModel
@@ -51,6 +52,14 @@ class ScanConfig(FairseqDataclass):
             " A caption without a noun counts all its words"
         },
     )
+    ground_pos: str = field(
+        default="NOUN",
+        metadata={
+            "help": "which words --noun-attention before and after keep: universal parts of speech, joined by commas"
+            " (NOUN,ADJ). NOUN: what the folder marks as a noun (prepare-captions --noun-pos); any other: the words"
+            " that are tagged so in more than half of their uses (pos.tsv of the folder)"
+        },
+    )
     weight_norm: bool = field(
         default=False,
         metadata={
@@ -69,6 +78,7 @@ class ScanModel(MatchingModel):
     """
 
     region_weight = "region_projection.weight"
+    further_words: Tensor
 
     def __init__(self, cfg: ScanConfig, dictionary, feature_size: int):
         super().__init__()
@@ -76,6 +86,16 @@ class ScanModel(MatchingModel):
             raise GroundingError(f"--temperature {cfg.temperature}: give more than 0")
         if cfg.direction == "i2t" and cfg.noun_attention == "after":
             raise GroundingError("--noun-attention after averages words, but --direction i2t averages regions")
+        ground_pos = [name.strip() for name in cfg.ground_pos.split(",")]
+        check_pos(ground_pos, "--ground-pos")
+        if cfg.noun_attention == "all" and ground_pos != ["NOUN"]:
+            raise GroundingError(
+                f"--ground-pos {cfg.ground_pos}: all words count; give --noun-attention before or after"
+            )
+        self.grounds_nouns = "NOUN" in ground_pos
+        self.further_pos = [name for name in ground_pos if name != "NOUN"]
+        if self.further_pos:
+            self.register_buffer("further_words", torch.zeros(len(dictionary), dtype=torch.bool))
         self.keep_dictionary(dictionary)
         self.feature_size = feature_size
         self.direction, self.norm, self.aggregate = str(cfg.direction), str(cfg.norm), str(cfg.aggregate)
@@ -100,7 +120,16 @@ class ScanModel(MatchingModel):
     @classmethod
     def build_model(cls, cfg, task):
         """Build for *task*'s dictionary and region features."""
-        return cls(cfg, task.target_dictionary, task.model_feature_size(cfg))
+        model = cls(cfg, task.target_dictionary, task.model_feature_size(cfg))
+        # a model that is loaded without its folder finds them in its checkpoint
+        if model.further_pos and hasattr(task, "folder"):
+            words = words_of_pos(task.folder.pos_table(), model.further_pos)
+            model.further_words.copy_(torch.tensor([symbol in words for symbol in task.target_dictionary.symbols]))
+        return model
+
+    def grounded(self, tokens: Tensor, noun_mask: Tensor) -> Tensor:
+        mask = noun_mask.bool() if self.grounds_nouns else torch.zeros_like(noun_mask, dtype=torch.bool)
+        return mask | self.further_words[tokens] if self.further_pos else mask
 
     def encode_regions(self, features: Tensor, boxes: Tensor) -> Tensor:
         return l2_normalise(self.region_projection(with_geometry(features, boxes, self.region_geometry)))

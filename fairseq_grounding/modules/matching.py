@@ -65,6 +65,10 @@ class MatchingModel(VocabularyMixin, BaseFairseqModel):
         """
         return self.pair_scores(encoded, image_index)
 
+    def grounded(self, tokens: Tensor, noun_mask: Tensor) -> Tensor:
+        """The words that have something to look at, (C,W) bool: the nouns, unless a subclass knows more of them."""
+        return noun_mask.bool()
+
     def attending(self, word_mask: Tensor, noun_mask: Tensor) -> Tensor:
         """The words that attend (C,W): all, or for a model on nouns the nouns; all where there is none."""
         if not self.nouns_only:
@@ -129,7 +133,7 @@ class MatchingModel(VocabularyMixin, BaseFairseqModel):
             region_mask,
             self.encode_words(target, word_mask) * word_mask[:, :, None],
             word_mask,
-            noun_mask.bool() & word_mask,
+            self.grounded(target, noun_mask) & word_mask,
         )
 
     def forward(
