@@ -22,6 +22,7 @@ COMMON = ("--user-dir", PLUGIN, "--task", "grounded_caption", "--num-workers", "
 SMALL = {
     "scan": ("--word-embedding-size", "16", "--joint-size", "24"),
     "pos_scan": ("--word-embedding-size", "16", "--joint-size", "24"),
+    "dvsa": ("--word-embedding-size", "16", "--hidden-size", "24", "--joint-size", "32"),
     "up_down_coco": (),
     "up_down": ("--embedding-size", "24", "--hidden-size", "24", "--attention-size", "16"),
     "multimodal_rnn": ("--embedding-size", "24", "--hidden-size", "24"),
