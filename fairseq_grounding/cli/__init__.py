@@ -20,6 +20,7 @@ COMMANDS = (
     "prepare-regions",
     "prepare-captions",
     "inspect",
+    "align",
     "evaluate",
     "draw",
     "describe-regions",

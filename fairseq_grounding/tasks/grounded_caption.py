@@ -392,6 +392,9 @@ class GroundedCaptionTask(FairseqTask):
         feature_size = self.model_feature_size(cfg)
         cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
+        # what a file settled: a checkpoint is read where that file is not
+        for name, value in getattr(model, "settled", {}).items():
+            setattr(cfg, name, value)
         self._warn_of_idle_flags(model)
         model.architecture = str(getattr(cfg, "_name", None) or getattr(cfg, "arch", type(model).__name__))
         return model
