@@ -21,9 +21,12 @@ COMMANDS = (
     "prepare-captions",
     "inspect",
     "align",
+    "cache-teacher",
     "evaluate",
     "draw",
+    "figure",
     "describe-regions",
+    "explain",
     "flags",
     "user-dir",
 )
