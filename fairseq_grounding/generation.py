@@ -9,8 +9,10 @@ from fairseq.data import Dictionary
 from fairseq.sequence_scorer import SequenceScorer
 from torch import Tensor
 
+from .data.pieces import PieceReader
 from .errors import GroundingError
 from .modules.matching import MatchingModel
+from .modules.pieces import word_attention
 
 
 def _alignment(attention: Tensor, form: str | None) -> Any:
@@ -55,9 +57,8 @@ class CaptionScorer(SequenceScorer):
 class MatchingScorer:
     """Reads given captions with matching models: score, similarity of each word, and where it looks.
 
-    Several models are averaged; a word that only some of them attend with, as one on nouns does, has the mean of
-    those. In the hypotheses ``score`` is the matching score, ``positional_scores`` the words' similarities (0 at the
-    end symbol).
+    Several models are averaged. In the hypotheses ``score`` is the matching score, ``positional_scores`` the
+    words' similarities (0 at the end symbol).
     """
 
     def __init__(self, dictionary: Dictionary, readout: str, print_alignment: str | None = None):
@@ -75,19 +76,16 @@ class MatchingScorer:
         if target is None:
             raise GroundingError("a matching model reads captions, but --items image hands out none: leave it out")
         image_index = net_input["image_index"]
+        captions = torch.arange(len(target), device=target.device)
         scores, similarities, attentions = [], [], []
         for model in models:
             model.eval()
             encoded = model(**net_input, target=target, noun_mask=sample["noun_mask"])
-            scores.append(model.pair_scores(encoded, image_index))
+            scores.append(model.scores(encoded)[image_index, captions])
             similarity, attention = model.attend_own(encoded, image_index, self.readout)
             similarities.append(similarity)
             attentions.append(attention)
-        looks = torch.stack([attention.sum(-1) > 0 for attention in attentions])
-        each = torch.stack([look / looks.sum(0).clamp(min=1) for look in looks])
-        score = torch.stack(scores).mean(0).cpu()
-        similarity = (torch.stack(similarities) * each).sum(0).cpu()
-        attention = (torch.stack(attentions) * each[..., None]).sum(0).cpu()
+        score, similarity, attention = (torch.stack(t).mean(0).cpu() for t in (scores, similarities, attentions))
         hypotheses = []
         for row, regions in enumerate(net_input["src_tokens"].ne(self.pad).sum(1).tolist()):
             length = int(target[row].ne(self.pad).sum())
@@ -106,13 +104,39 @@ class MatchingScorer:
         return hypotheses
 
 
+def whole_words(
+    reader: PieceReader, tokens: list[int], attention: Tensor | None, logprobs: list[float] | None, how: str
+) -> tuple[list[str], Tensor | None, list[float] | None]:
+    """A caption of pieces as one of words.
+
+    Args:
+        reader: of the captioner's pieces
+        tokens: T pieces, without the end symbol
+        attention: (R,>=T), or None; logprobs: at least T, or None
+        how: a word attends as its ``first`` piece, or as the ``mean`` of its pieces
+
+    Returns:
+        W words, attention (R,W), and W sums of logarithms
+    """
+    words = reader.strings(tokens)
+    index = reader.word_index(torch.tensor([tokens], dtype=torch.long))
+    if attention is not None:
+        given = attention[None, :, : len(tokens)].transpose(1, 2)
+        attention = word_attention(given, index.to(attention.device), len(words), how)[0].t()
+    if logprobs is not None:
+        sums = torch.zeros(len(words) + 1, dtype=torch.double)
+        sums.index_add_(0, index[0] % (len(words) + 1), torch.tensor(logprobs[: len(tokens)], dtype=torch.double))
+        logprobs = sums[: len(words)].tolist()
+    return words, attention, logprobs
+
+
 def dump_steps(
     tokens: list[str], attention: Tensor | None, regions: int, boxes: Any, logprobs: list[float] | None
 ) -> list[dict[str, Any]]:
     """The ``steps`` of a dump row.
 
     Args:
-        tokens: T words or pieces, without the end symbol
+        tokens: T words, without the end symbol
         attention: (R,>=T) over at least the image's real regions, or None
         regions: the number R of the image's real regions
         boxes: (R,4) of the real regions, in pixels; None where the region store has none

@@ -119,6 +119,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "half of its uses",
     )
     add(
+        "--sentencepiece",
+        metavar="MODEL|SIZE",
+        help="write the captions in subword pieces too, for captioners that write pieces: of this SentencePiece model, "
+        "or of a new one with SIZE pieces, trained on the split train (unigram, without normalisation). Matching "
+        "models, nouns and metrics stay on words (default: words alone)",
+    )
+    add(
         "--workers",
         type=int,
         default=1,
@@ -156,6 +163,7 @@ def run(args: argparse.Namespace) -> None:
         noun_pos=args.noun_pos.split(","),
         tagged=args.tagged,
         noun_table_path=args.noun_table,
+        sentencepiece=args.sentencepiece,
         workers=args.workers,
         skip_bad=args.skip_bad,
         overwrite=args.overwrite,
@@ -174,6 +182,12 @@ def summary(meta: dict[str, Any]) -> list[str]:
         f"dictionary: {meta['dictionary_size']} symbols; words that occur at least {meta['threshold']} times "
         f"are {meta['train_word_coverage']:.2%} of the training words"
     )
+    pieces = meta["sentencepiece"]
+    if pieces is not None:
+        lines.append(
+            f"pieces: {pieces['dictionary_size']} symbols; {pieces['train_pieces_per_word']:.2f} a training word, "
+            f"{pieces['train_word_coverage']:.2%} of the training words can be spelled"
+        )
     tagger = meta["tagger"]
     lines.append(
         f"nouns: {meta['train_noun_share']:.1%} of the training words "

@@ -10,6 +10,7 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 
 from ..errors import GroundingError
+from .pieces import PieceReader
 from .prepared import PreparedSplit
 from .regions import RegionStore
 
@@ -25,12 +26,13 @@ class GroundedCaptionDataset(FairseqDataset):
     Args:
         split: the captions
         store: the regions
-        dictionary: the captions' dictionary
+        dictionary: the captions' dictionary, of words or of pieces
         items: ``caption``, ``image`` (for generation) or ``group``
         max_regions: at most so many regions an image, the first of the store
         max_tokens: captions are cut to so many tokens, the last of them the end symbol
         shuffle: another order each epoch (training)
         seed: of the shuffling
+        reader: hand captions out in subword pieces, and their words beside them, as it reads them
 
     Raises:
         GroundingError: an image of the split is not in the store
@@ -46,6 +48,7 @@ class GroundedCaptionDataset(FairseqDataset):
         max_tokens: int = 50,
         shuffle: bool = False,
         seed: int = 1,
+        reader: PieceReader | None = None,
     ):
         if items not in ITEMS:
             raise ValueError(f"items is {items!r}; it can be {', '.join(ITEMS)}")
@@ -59,6 +62,7 @@ class GroundedCaptionDataset(FairseqDataset):
         self.max_tokens = max_tokens
         self.shuffle = shuffle
         self.seed = seed
+        self.reader = reader
         self.epoch = 1
         self.image_ids = list(dict.fromkeys(split.image_ids))
         number = {image_id: n for n, image_id in enumerate(self.image_ids)}
@@ -67,7 +71,7 @@ class GroundedCaptionDataset(FairseqDataset):
         self.stored = np.array([store.index(image_id) for image_id in self.image_ids])
         counts = np.bincount(self.image_of_caption, minlength=len(self.image_ids))
         self.first_caption = np.concatenate([[0], np.cumsum(counts)])
-        self.caption_sizes = np.minimum(split.sizes, max_tokens)
+        self.caption_sizes = np.minimum(np.asarray(self._tokens.sizes, dtype=np.int64), max_tokens)
         self.region_counts = np.minimum(store.counts[self.stored], max_regions)
         if items == "caption":
             self.token_counts = self.caption_sizes
@@ -78,6 +82,10 @@ class GroundedCaptionDataset(FairseqDataset):
         else:
             self.token_counts = np.maximum.reduceat(self.caption_sizes, self.first_caption[:-1])
             self.item_regions = self.region_counts
+
+    @property
+    def _tokens(self) -> Any:
+        return self.split.tokens if self.reader is None else self.split.pieces
 
     def __getitem__(self, index: int) -> int:
         return int(index)
@@ -100,7 +108,9 @@ class GroundedCaptionDataset(FairseqDataset):
             ``id`` (B,), ``net_input`` with ``src_tokens`` (B,R), ``src_lengths`` (B,), ``features`` (I,R,D),
             ``boxes`` (I,R,4) relative to the image, ``image_index`` (B,) and ``prev_output_tokens`` (B,T);
             ``target`` (B,T) or None for images without captions, ``noun_mask`` (B,T) uint8, ``caption`` (B,)
-            the caption numbers, ``ntokens``, ``nsentences``, ``split``; nothing for an empty list
+            the caption numbers, ``ntokens``, ``nsentences``, ``split``; nothing for an empty list. Where tokens are
+            pieces, ``noun_mask`` is 1 at each piece of a noun, and ``words`` holds what a teacher reads: ``target``
+            (B,W), ``noun_mask`` (B,W) and ``word_index`` (B,T), the word of each piece, -1 where there is none
         """
         if not samples:
             return {}
@@ -126,15 +136,35 @@ class GroundedCaptionDataset(FairseqDataset):
         }
         if self.items == "image":
             return {**batch, "target": None, "ntokens": len(captions)}
-        target = [self._cut(self.split.tokens[caption]) for caption in captions]
-        nouns = [self._cut(self.split.nouns[caption], end=0) for caption in captions]
+        target = [self._cut(self._tokens[caption]) for caption in captions]
         net_input["prev_output_tokens"] = data_utils.collate_tokens(
             target, pad, eos, left_pad=False, move_eos_to_beginning=True
         )
-        batch["target"] = data_utils.collate_tokens(target, pad)
-        batch["noun_mask"] = data_utils.collate_tokens(nouns, 0).to(torch.uint8)
+        padded = data_utils.collate_tokens(target, pad)
+        batch["target"] = padded
+        if self.reader is None:
+            nouns = [self._cut(self.split.nouns[caption], end=0) for caption in captions]
+            batch["noun_mask"] = data_utils.collate_tokens(nouns, 0).to(torch.uint8)
+        else:
+            batch["words"] = words = self._words(captions, self.reader.word_index(padded))
+            places = words["word_index"]
+            batch["noun_mask"] = words["noun_mask"].gather(1, places.clamp(min=0)).masked_fill(places < 0, 0)
         batch["ntokens"] = sum(len(tokens) for tokens in target)
         return batch
+
+    def _words(self, captions: list[int], word_index: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Of each caption the words that have pieces in the batch: those before a caption was cut."""
+        ends = word_index.max(1).values + 1
+        targets, nouns = [], []
+        for caption, end in zip(captions, ends.tolist()):
+            last = self.split.tokens[caption].new_tensor([self.dictionary.eos()])
+            targets.append(torch.cat([self.split.tokens[caption][:end], last]).long())
+            nouns.append(torch.cat([self.split.nouns[caption][:end], torch.zeros_like(last)]))
+        return {
+            "target": data_utils.collate_tokens(targets, self.dictionary.pad()),
+            "noun_mask": data_utils.collate_tokens(nouns, 0).to(torch.uint8),
+            "word_index": word_index,
+        }
 
     def _cut(self, tokens: torch.Tensor, end: int | None = None) -> torch.Tensor:
         if len(tokens) <= self.max_tokens:

@@ -26,6 +26,7 @@ from .objects import SEVERAL_BOXES, build_objects, read_entities
 from .prepared import SplitContent, read_noun_table, write_prepared_folder
 from .regions import RegionStore
 from .skipped import Skipped
+from .spelling import Speller, load_speller
 from .split_files import read_splits
 from .tokenisers import TOKENISERS, Tokeniser, load_tokeniser
 
@@ -51,6 +52,7 @@ def prepare_captions(
     noun_pos: Sequence[str] = NOUN_POS,
     tagged: str | os.PathLike[str] | None = None,
     noun_table_path: str | os.PathLike[str] | None = None,
+    sentencepiece: str | os.PathLike[str] | None = None,
     workers: int = 1,
     skip_bad: bool = False,
     overwrite: bool = False,
@@ -116,7 +118,12 @@ def prepare_captions(
         if not train:
             raise GroundingError(f"{captions_path}: has no captions of the split train; nothing to learn from")
         image_ids = list(images_of(captions))
-        dictionary = build_dictionary(Counter(word for n in train for word in captions[n].tokens), threshold)
+        counts = Counter(word for n in train for word in captions[n].tokens)
+        dictionary = build_dictionary(counts, threshold)
+        speller = None
+        if sentencepiece is not None:
+            speller = load_speller(sentencepiece, (" ".join(captions[n].tokens) for n in train))
+        piece_dictionary = None if speller is None else speller.dictionary(counts.items())
         annotated = None if entities is None else read_entities(entities, image_ids, skipped)
         labels = None if class_labels is None else read_class_labels(class_labels, class_dictionary, skipped)
         if labels is not None and not any(image_id in labels.images for image_id in image_ids):
@@ -133,6 +140,8 @@ def prepare_captions(
             parts_of_speech = pos_table([captions[n].tokens for n in train], [tags[n] for n in train])
         table = noun_table([captions[n].tokens for n in train], [masks[n] for n in train])
         encoded = _encode(captions, masks, dictionary)
+        if speller is not None and piece_dictionary is not None:
+            _add_pieces(encoded, speller, piece_dictionary)
         sizes = {i: (int(w), int(h)) for i in image_ids for w, h in [store.image_sizes[store.index(i)]]}
         objects, object_counts = None, None
         if annotated is not None:
@@ -163,6 +172,9 @@ def prepare_captions(
             "lemmatiser": model,
             "threshold": threshold,
             "dictionary_size": len(dictionary),
+            "sentencepiece": None
+            if speller is None or piece_dictionary is None
+            else _piece_meta(sentencepiece, speller, piece_dictionary, counts),
             "train_words": words,
             "train_word_coverage": known_words / words,
             "train_noun_share": sum(noun for _, noun in table.values()) / words,
@@ -189,6 +201,7 @@ def prepare_captions(
             document_frequency=document_frequency(encoded["train"].tokens, encoded["train"].image_ids),
             objects=objects,
             meta=meta,
+            pieces=None if speller is None or piece_dictionary is None else (piece_dictionary, speller.model),
         )
         written: dict[str, Any] = read_json(folder / "meta.json")
     return written
@@ -292,6 +305,25 @@ def _encoding_fault(caption: Caption) -> str | None:
             # JSON can say it, files cannot
             return f"has {text!r}, which holds half of a character; mend it"
     return None
+
+
+def _add_pieces(splits: Mapping[str, SplitContent], speller: Speller, dictionary: Dictionary) -> None:
+    for split in splits.values():
+        for text in split.texts:
+            ids = [dictionary.index(piece) for word in text.split(" ") for piece in speller.spell(word)]
+            split.pieces.append(np.array([*ids, dictionary.eos()], dtype=np.int64))
+
+
+def _piece_meta(given: Any, speller: Speller, dictionary: Dictionary, counts: Mapping[str, int]) -> dict[str, Any]:
+    words = sum(counts.values())
+    spelled = sum(times for word, times in counts.items() if dictionary.unk_word not in speller.spell(word))
+    return {
+        "file": None if str(given).isdecimal() else Path(given).name,
+        "content_hash": hashlib.sha256(speller.model).hexdigest(),
+        "dictionary_size": len(dictionary),
+        "train_pieces_per_word": sum(len(speller.spell(word)) * times for word, times in counts.items()) / words,
+        "train_word_coverage": spelled / words,
+    }
 
 
 def _table_file(path: str | os.PathLike[str]) -> Path:

@@ -25,6 +25,7 @@ from fairseq.data.indexed_dataset import (
 
 from ..errors import GroundingError
 from ..files import content_hash, read_json, write_json
+from .pieces import PieceReader
 
 FORMAT = "fairseq_grounding.prepared"
 VERSION = 1
@@ -61,6 +62,8 @@ class SplitContent:
     """the caption as people wrote it"""
     texts: list[str] = field(default_factory=list)
     """the caption's words, joined by one space"""
+    pieces: list[np.ndarray] = field(default_factory=list)
+    """ids of subword pieces, the last is EOS; empty where captions are not cut into pieces"""
 
 
 class PreparedSplit:
@@ -74,6 +77,8 @@ class PreparedSplit:
         texts: the words of each caption, joined by one space, as they were before ``<unk>``
         raws: each caption as people wrote it
         sizes: (M,) int64, tokens of each caption, EOS included
+        pieces: fairseq dataset of LongTensors (T,), the same captions in subword pieces, the last is EOS; None where
+            the folder has none
 
     fairseq hands out the same tensor when an item is asked for twice in a row: do not change it in place.
     Pickling keeps the path alone, so that a data-loading process opens the files itself.
@@ -85,6 +90,8 @@ class PreparedSplit:
         self.tokens = _open_indexed(self.folder / f"{name}.tokens")
         self.nouns = _open_indexed(self.folder / f"{name}.nouns")
         self.sizes = np.array(self.tokens.sizes, dtype=np.int64)
+        has_pieces = (self.folder / f"{name}.pieces.idx").is_file()
+        self.pieces = _open_indexed(self.folder / f"{name}.pieces") if has_pieces else None
         captions = self.folder / f"{name}.captions.tsv"
         self.image_ids, numbers, self.raws, self.texts = _read_captions(captions)
         self.caption_index = np.array(numbers, dtype=np.int64)
@@ -92,6 +99,11 @@ class PreparedSplit:
             raise GroundingError(
                 f"{captions}: does not belong to {name}.tokens and {name}.nouns beside it "
                 f"({len(self.image_ids)}, {len(self.sizes)} and {len(self.nouns)} captions); {_AGAIN}"
+            )
+        if self.pieces is not None and len(self.pieces) != len(self.sizes):
+            raise GroundingError(
+                f"{self.folder / name}.pieces.idx: has {len(self.pieces)} captions, {name}.tokens {len(self.sizes)};"
+                f" {_AGAIN}"
             )
 
     def __len__(self) -> int:
@@ -120,7 +132,7 @@ class PreparedFolder:
             )
         self.meta: dict[str, Any] = _read_versioned(self.path / "meta.json", FORMAT, VERSION)
         self._check_meta()
-        for name in ["dict.txt", "nouns.tsv", "cider_df.npz", *self._split_files()]:
+        for name in ["dict.txt", "nouns.tsv", "cider_df.npz", *self._split_files(), *self._piece_files()]:
             if not (self.path / name).is_file():
                 raise GroundingError(f"{self.path / name}: is missing; {_AGAIN}")
 
@@ -151,13 +163,30 @@ class PreparedFolder:
         Raises:
             GroundingError: it is damaged, or of another size than was prepared.
         """
-        path = self.path / "dict.txt"
+        return self._dictionary("dict.txt", self.meta.get("dictionary_size"))
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether the captions are there in subword pieces too."""
+        return self.meta.get("sentencepiece") is not None
+
+    def piece_dictionary(self) -> Dictionary:
+        """fairseq's dictionary of subword pieces, with how often each occurs in the training split.
+
+        Raises:
+            GroundingError: the folder was prepared without, or it is damaged.
+        """
+        if not self.has_pieces:
+            raise GroundingError(f"{self.path}: holds no subword pieces; prepare it with --sentencepiece")
+        return self._dictionary("pieces.dict.txt", self.meta["sentencepiece"].get("dictionary_size"))
+
+    def _dictionary(self, name: str, stated: Any) -> Dictionary:
+        path = self.path / name
         try:
             dictionary = Dictionary.load(str(path))
         except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise GroundingError(f"{path}: is not a fairseq dictionary ({reason}); {_AGAIN}") from error
-        stated = self.meta.get("dictionary_size")
         if len(dictionary) != stated:
             raise GroundingError(f"{path}: holds {len(dictionary)} symbols, meta.json says {stated}; {_AGAIN}")
         return dictionary
@@ -212,6 +241,7 @@ class PreparedFolder:
             GroundingError: one of them is damaged, or does not go with the others.
         """
         symbols = len(self.dictionary())
+        reader = PieceReader(self.piece_dictionary(), self.dictionary()) if self.has_pieces else None
         for name in self.splits():
             split = self.split(name)
             stated = self.meta["splits"][name]
@@ -227,6 +257,16 @@ class PreparedFolder:
                         f"{self.path / name}.tokens.bin: caption {number} holds a number that stands for no word, or "
                         f"{name}.nouns.bin one that is not 0 or 1; {_AGAIN}"
                     )
+                if reader is not None and split.pieces is not None:
+                    pieces = split.pieces[number].long()
+                    known = len(pieces) and int(pieces.min()) >= 0 and int(pieces.max()) < len(reader.pieces)
+                    read = reader.read(pieces[None])[0][0] if known else pieces
+                    # a word may be in the dictionary and not be spelled, or the other way round
+                    if len(read) != len(tokens) or not (read.eq(tokens) | read.eq(reader.words.unk())).all():
+                        raise GroundingError(
+                            f"{self.path / name}.pieces.bin: caption {number} does not spell that of {name}.tokens;"
+                            f" {_AGAIN}"
+                        )
         self.noun_table()
         if (self.path / "pos.tsv").is_file():
             self.pos_table()
@@ -247,6 +287,12 @@ class PreparedFolder:
     def _split_files(self) -> list[str]:
         endings = ("tokens.bin", "tokens.idx", "nouns.bin", "nouns.idx", "captions.tsv")
         return [f"{split}.{ending}" for split in self.splits() for ending in endings]
+
+    def _piece_files(self) -> list[str]:
+        if not self.has_pieces:
+            return []
+        own = [f"{split}.pieces.{ending}" for split in self.splits() for ending in ("bin", "idx")]
+        return ["pieces.dict.txt", "pieces.model", *own]
 
 
 def read_noun_table(path: Path) -> dict[str, tuple[int, int]]:
@@ -278,18 +324,25 @@ def write_prepared_folder(
     pos_table: Mapping[str, Mapping[str, int]] | None = None,
     objects: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
+    pieces: tuple[Dictionary, bytes] | None = None,
 ) -> None:
     """Write everything into *folder*, an empty one of :func:`fairseq_grounding.files.writing_folder`.
 
     *destination* is where that folder will be in the end: the path of the region store is kept as seen from
-    there, so that both may be moved together. A split without captions is not written.
+    there, so that both may be moved together. A split without captions is not written. *pieces* are the
+    dictionary and the model of subword pieces, for splits that have them.
     """
     dictionary.save(str(folder / "dict.txt"))
+    if pieces is not None:
+        pieces[0].save(str(folder / "pieces.dict.txt"))
+        (folder / "pieces.model").write_bytes(pieces[1])
     token_type = best_fitting_int_dtype(len(dictionary))
     written = {name: splits[name] for name in SPLITS if name in splits and splits[name].texts}
     for name, split in written.items():
         _write_indexed(folder / f"{name}.tokens", split.tokens, token_type)
         _write_indexed(folder / f"{name}.nouns", split.nouns, np.uint8)
+        if pieces is not None:
+            _write_indexed(folder / f"{name}.pieces", split.pieces, best_fitting_int_dtype(len(pieces[0])))
         with open(folder / f"{name}.captions.tsv", "w", encoding="utf-8", newline="\n") as file:
             rows = zip(split.image_ids, split.caption_index, split.raws, split.texts)
             for number, row in enumerate(rows):

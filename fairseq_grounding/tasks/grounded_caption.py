@@ -15,13 +15,15 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, DictConfig
 
 from ..data.grounded_caption_dataset import ITEMS, GroundedCaptionDataset
+from ..data.pieces import PieceReader
 from ..data.prepared import PreparedFolder
 from ..data.regions import RegionStore
 from ..dump import DumpWriter
 from ..errors import GroundingError
-from ..generation import CaptionScorer, MatchingScorer, dump_steps
+from ..generation import CaptionScorer, MatchingScorer, dump_steps, whole_words
 from ..model_config import complete
 from ..modules.matching import READOUTS, MatchingModel
+from ..modules.pieces import WORD_ATTENTION
 from ..modules.wrapped import unwrap
 from ..validation import SplitPass, caption_metrics, grounding_metrics, retrieval_metrics
 
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 # the epoch where nobody said which: late enough that every schedule is at its end
 FINAL_EPOCH = 1_000_000
 COUNTED = "_evaluated"
+UNITS = ("words", "pieces")
+# a caption that validation decodes has so many at most
+MOST_WORDS = 20
 
 
 @dataclass
@@ -54,6 +59,20 @@ class GroundedCaptionConfig(FairseqDataclass):
         metadata={
             "help": "how --score-reference reads attention off a matching model. normalised: softmax over regions of"
             " the word-normalised similarity, as published; similarity: softmax of temperature times cosine"
+        },
+    )
+    units: Optional[ChoiceEnum(UNITS)] = field(  # type: ignore[valid-type]
+        default=None,
+        metadata={
+            "help": "what a token is, in a folder prepared with --sentencepiece: pieces, for captioners, or words, as"
+            " matching models need (default: pieces where the folder has them)"
+        },
+    )
+    word_attention: ChoiceEnum(WORD_ATTENTION) = field(  # type: ignore[valid-type]
+        default="first",
+        metadata={
+            "help": "where a captioner that writes pieces looks for a word, where it is taught and in dumps. first: as"
+            " for the word's first piece; mean: the mean of its pieces"
         },
     )
     eval_retrieval: bool = field(
@@ -95,7 +114,11 @@ class GroundedCaptionTask(FairseqTask):
         super().__init__(cfg)
         _check_flags(cfg)
         self.folder = PreparedFolder(cfg.data)
-        self.dictionary = self.folder.dictionary()
+        self.word_dictionary = self.dictionary = self.folder.dictionary()
+        self.reader: Optional[PieceReader] = None
+        if str(cfg.units or "pieces") == "pieces" and (cfg.units is not None or self.folder.has_pieces):
+            self.dictionary = self.folder.piece_dictionary()
+            self.reader = PieceReader(self.dictionary, self.word_dictionary)
         self.store = RegionStore(cfg.regions or self.folder.regions_path)
         self.feature_size = self.store.feature_size
         self.epoch = FINAL_EPOCH
@@ -119,7 +142,7 @@ class GroundedCaptionTask(FairseqTask):
 
     @property
     def target_dictionary(self):
-        """The captions' dictionary."""
+        """The captions' dictionary, of words or pieces; ``word_dictionary`` is of words in any case."""
         return self.dictionary
 
     def max_positions(self):
@@ -148,6 +171,7 @@ class GroundedCaptionTask(FairseqTask):
             self.cfg.max_target_positions,
             shuffle=split == "train",
             seed=self.cfg.seed,
+            reader=self.reader,
         )
 
     def _need_boxes(self, split: str) -> None:
@@ -222,10 +246,14 @@ class GroundedCaptionTask(FairseqTask):
         rows = []
         for number, caption, hypothesis in zip(sample["id"].tolist(), sample["caption"].tolist(), hypotheses):
             best = hypothesis[0]
-            tokens = [self.dictionary[token] for token in best["tokens"].tolist() if token != eos]
+            spoken = [token for token in best["tokens"].tolist() if token != eos]
+            tokens = [self.dictionary[token] for token in spoken]
             attention = best["attention"]
-            has_attention = attention is not None and attention.numel() > 0
+            attention = attention.float().cpu() if attention is not None and attention.numel() > 0 else None
             logprobs = None if isinstance(model, MatchingModel) else best["positional_scores"].tolist()
+            if self.reader is not None:
+                how = str(self.cfg.word_attention)
+                tokens, attention, logprobs = whole_words(self.reader, spoken, attention, logprobs, how)
             image_id = dataset.split.image_ids[caption]
             image = dataset.image_of_caption[caption]
             regions, boxes = int(dataset.region_counts[image]), None
@@ -240,9 +268,7 @@ class GroundedCaptionTask(FairseqTask):
                     "reference": reference,
                     "text": dataset.split.texts[caption] if reference else " ".join(tokens),
                     "tokens": tokens,
-                    "steps": dump_steps(
-                        tokens, attention.float().cpu() if has_attention else None, regions, boxes, logprobs
-                    ),
+                    "steps": dump_steps(tokens, attention, regions, boxes, logprobs),
                 }
             )
         return rows
@@ -298,7 +324,7 @@ class GroundedCaptionTask(FairseqTask):
         if first:
             written = self._decode(self._rows_of(sample, first))
             for row, hypothesis, dumped in zip(first, *written):
-                kept.generated[int(images[row])] = hypothesis[0]["tokens"].tolist(), dumped
+                kept.generated[int(images[row])] = self._word_ids(hypothesis[0]["tokens"]), dumped
         if self.cfg.eval_grounding and attends(self._evaluated):
             hypotheses = CaptionScorer(self.dictionary).generate([self._evaluated], sample)
             rows = self.dump_rows(self._evaluated, sample, hypotheses, reference=True)
@@ -319,12 +345,22 @@ class GroundedCaptionTask(FairseqTask):
         ids = {name: sample[name].index_select(0, chosen) for name in ("id", "caption")}
         return {**sample, **ids, "net_input": net_input, "target": None}
 
+    def _word_ids(self, tokens) -> List[int]:
+        """A caption in the numbers of the words that its references are in."""
+        if self.reader is None:
+            return tokens.tolist()
+        # no reference has the number of a word that the dictionary lacks
+        return self.reader.read(tokens[None], unknown=len(self.word_dictionary))[0][0].tolist()
+
     def _decode(self, sample):
         """Greedy captions of a batch, and their dump rows."""
         model = self._evaluated
         if not self._greedy or self._greedy[0] is not model:
             training = model.training
-            args = Namespace(beam=1, max_len_a=0, max_len_b=20)
+            length = MOST_WORDS
+            if self.reader is not None:
+                length = math.ceil(length * self.folder.meta["sentencepiece"]["train_pieces_per_word"])
+            args = Namespace(beam=1, max_len_a=0, max_len_b=length)
             self._greedy = [model, super().build_generator([model], args)]
             # the generator's constructor calls eval()
             model.train(training)
@@ -392,9 +428,11 @@ class GroundedCaptionTask(FairseqTask):
         feature_size = self.model_feature_size(cfg)
         cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
-        # what a file settled: a checkpoint is read where that file is not
-        for name, value in getattr(model, "settled", {}).items():
-            setattr(cfg, name, value)
+        if isinstance(model, MatchingModel) and self.reader is not None:
+            raise GroundingError(
+                f"{type(model).__name__} is a matching model and reads words, but the tokens of {self.folder.path} are"
+                " pieces: add --units words"
+            )
         self._warn_of_idle_flags(model)
         model.architecture = str(getattr(cfg, "_name", None) or getattr(cfg, "arch", type(model).__name__))
         return model
