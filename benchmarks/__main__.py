@@ -14,6 +14,7 @@ MEASURED: tuple[tuple[str, str, list[str]], ...] = (
     ("matching scores, t2i", "benchmarks.matching_scores", ["--direction", "t2i"]),
     ("matching scores, i2t", "benchmarks.matching_scores", ["--direction", "i2t"]),
     ("captioner's step", "benchmarks.captioner_step", []),
+    ("phrases of 1,000 captions (forward alone)", "benchmarks.alignment", []),
 )
 
 

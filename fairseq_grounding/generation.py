@@ -57,8 +57,9 @@ class CaptionScorer(SequenceScorer):
 class MatchingScorer:
     """Reads given captions with matching models: score, similarity of each word, and where it looks.
 
-    Several models are averaged. In the hypotheses ``score`` is the matching score, ``positional_scores`` the
-    words' similarities (0 at the end symbol).
+    Several models are averaged; a word that only some of them attend with, as one on nouns does, has the mean of
+    those. In the hypotheses ``score`` is the matching score, ``positional_scores`` the words' similarities (0 at the
+    end symbol).
     """
 
     def __init__(self, dictionary: Dictionary, readout: str, print_alignment: str | None = None):
@@ -76,16 +77,19 @@ class MatchingScorer:
         if target is None:
             raise GroundingError("a matching model reads captions, but --items image hands out none: leave it out")
         image_index = net_input["image_index"]
-        captions = torch.arange(len(target), device=target.device)
         scores, similarities, attentions = [], [], []
         for model in models:
             model.eval()
             encoded = model(**net_input, target=target, noun_mask=sample["noun_mask"])
-            scores.append(model.scores(encoded)[image_index, captions])
+            scores.append(model.pair_scores(encoded, image_index))
             similarity, attention = model.attend_own(encoded, image_index, self.readout)
             similarities.append(similarity)
             attentions.append(attention)
-        score, similarity, attention = (torch.stack(t).mean(0).cpu() for t in (scores, similarities, attentions))
+        looks = torch.stack([attention.sum(-1) > 0 for attention in attentions])
+        each = torch.stack([look / looks.sum(0).clamp(min=1) for look in looks])
+        score = torch.stack(scores).mean(0).cpu()
+        similarity = (torch.stack(similarities) * each).sum(0).cpu()
+        attention = (torch.stack(attentions) * each[..., None]).sum(0).cpu()
         hypotheses = []
         for row, regions in enumerate(net_input["src_tokens"].ne(self.pad).sum(1).tolist()):
             length = int(target[row].ne(self.pad).sum())

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import sacrebleu
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
+from .modules.all_pairs import CAPTION_BLOCK, CaptionBlock, padded, score_blocks
 from .modules.matching import Encoded, MatchingModel
 from .scoring.cider import CiderD
 from .scoring.grounding import GroundingScorer
 from .scoring.retrieval import recall_at_k
-
-# captions scored against all images at once when a split is ranked
-CAPTION_BLOCK = 256
 
 
 def _gather(mine: dict[int, Any]) -> dict[int, Any]:
@@ -73,23 +70,19 @@ def retrieval_metrics(
     """Recall at 1, 5 and 10 both ways, and their sum, over all images and captions that were kept."""
     image_numbers, caption_numbers = sorted(images), sorted(captions)
     place = {number: row for row, number in enumerate(image_numbers)}
-    device = next(model.parameters()).device
-    regions = pad_sequence([images[n] for n in image_numbers], batch_first=True).to(device)
-    counts = torch.tensor([len(images[n]) for n in image_numbers], device=device)
-    region_mask = torch.arange(regions.shape[1], device=device)[None, :] < counts[:, None]
-    blocks = []
-    for start in range(0, len(caption_numbers), CAPTION_BLOCK):
-        block = [captions[n] for n in caption_numbers[start : start + CAPTION_BLOCK]]
-        words = pad_sequence([w for w, _ in block], batch_first=True).to(device)
-        nouns = pad_sequence([n for _, n in block], batch_first=True).to(device)
-        lengths = torch.tensor([len(w) for w, _ in block], device=device)
-        word_mask = torch.arange(words.shape[1], device=device)[None, :] < lengths[:, None]
-        with torch.no_grad():
-            scores = model.scores(Encoded(regions, region_mask, words, word_mask, nouns))
-        blocks.append(scores.float().cpu().numpy())
+    blocks = (
+        _caption_block([captions[n] for n in caption_numbers[start : start + CAPTION_BLOCK]])
+        for start in range(0, len(caption_numbers), CAPTION_BLOCK)
+    )
+    scores = list(score_blocks(model, [images[n] for n in image_numbers], blocks))
     owners = np.array([place[int(image_of_caption[n])] for n in caption_numbers])
-    recalls = recall_at_k(np.concatenate(blocks, 1), owners)
+    recalls = recall_at_k(np.concatenate(scores, 1), owners)
     return {name: float(value) for name, value in recalls.items()}
+
+
+def _caption_block(captions: list[tuple[torch.Tensor, torch.Tensor]]) -> CaptionBlock:
+    words, word_mask = padded([words for words, _ in captions])
+    return CaptionBlock(words, word_mask, padded([nouns for _, nouns in captions])[0])
 
 
 def caption_metrics(

@@ -22,6 +22,7 @@ COMMON = ("--user-dir", PLUGIN, "--task", "grounded_caption", "--num-workers", "
 SMALL = {
     "scan": ("--word-embedding-size", "16", "--joint-size", "24"),
     "pos_scan": ("--word-embedding-size", "16", "--joint-size", "24"),
+    "dvsa": ("--word-embedding-size", "16", "--hidden-size", "24", "--joint-size", "32"),
     "up_down_coco": (),
     "up_down": ("--embedding-size", "24", "--hidden-size", "24", "--attention-size", "16"),
     "multimodal_rnn": ("--embedding-size", "24", "--hidden-size", "24"),
@@ -57,17 +58,18 @@ def generate(folder: Path, checkpoint: Path, *flags: str) -> list[str]:
     return printed.getvalue().splitlines()
 
 
-def validate(folder: Path, checkpoint: Path, *flags: str) -> dict[str, float]:
-    """``fairseq-validate``; returns what it logs of the split."""
-    arguments = [str(folder), *COMMON, "--path", str(checkpoint), "--batch-size", "5", *flags]
+def validate(folder: Path, checkpoint: Path, *flags: str, subset: str = "valid") -> dict[str, float]:
+    """``fairseq-validate``; returns what it logs of *subset*, each name after ``valid_``."""
+    arguments = [str(folder), *COMMON, "--path", str(checkpoint), "--batch-size", "5", "--valid-subset", subset, *flags]
     arguments += ["--log-format", "json"]
     args = options.parse_args_and_arch(options.get_validation_parser(), arguments)
     override = options.parse_args_and_arch(options.get_validation_parser(), arguments, suppress_defaults=True)
     printed = io.StringIO()
     with redirect_stdout(printed):
         fairseq_validate.main(convert_namespace_to_omegaconf(args), override_args=Namespace(**vars(override)))
-    (line,) = [line for line in printed.getvalue().splitlines() if '"valid_loss"' in line]
-    return {name: float(value) for name, value in json.loads(line[line.index("{") :]).items()}
+    (line,) = [line for line in printed.getvalue().splitlines() if f'"{subset}_loss"' in line]
+    logged = json.loads(line[line.index("{") :])
+    return {f"valid_{name.removeprefix(subset + '_')}": float(value) for name, value in logged.items()}
 
 
 def lines_of(printed: list[str], letter: str) -> dict[int, str]:

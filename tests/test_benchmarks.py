@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import captioner_step, matching_scores
+from benchmarks import alignment, captioner_step, matching_scores
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
@@ -31,3 +31,13 @@ def test_plain_captioner_is_ours():
     torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
     gradients = [torch.autograd.grad(loss, model.decoder.embedding.weight)[0] for loss in losses]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_plain_phrases_are_ours():
+    sizes = alignment.Sizes(captions=30, shortest=1, longest=6, regions=4)
+    scores, lengths = alignment.make_inputs(sizes)
+    assert set(lengths.tolist()) == set(range(1, 7))
+    for beta in (0.0, 0.7):
+        ours, plain = (paths(scores, lengths, beta) for paths in (alignment.our_paths, alignment.plain_paths))
+        assert ours == plain
+        assert [len(path) for path in ours] == lengths.tolist()

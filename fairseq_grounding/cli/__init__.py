@@ -20,9 +20,13 @@ COMMANDS = (
     "prepare-regions",
     "prepare-captions",
     "inspect",
+    "align",
+    "cache-teacher",
     "evaluate",
     "draw",
+    "figure",
     "describe-regions",
+    "explain",
     "flags",
     "user-dir",
 )

@@ -1,17 +1,22 @@
-"""Score grounding dumps: the captions in them, where their attention points, or what they make up.
+"""Score grounding dumps (captions, where attention points, what is made up) or matching models (retrieval).
 
-Each score is a sub-command that takes one or more dumps and prints one table, a row a dump.
+Each score is a sub-command. Those of dumps take one or more and print one table, a row a dump.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from . import evaluate_captions, evaluate_grounding, evaluate_hallucination
+from . import evaluate_captions, evaluate_grounding, evaluate_hallucination, evaluate_retrieval
 from .report import check_json, write_report
 from .subcommands import add_subcommand
 
-_SCORES = {"captions": evaluate_captions, "grounding": evaluate_grounding, "hallucination": evaluate_hallucination}
+_SCORES = {
+    "captions": evaluate_captions,
+    "grounding": evaluate_grounding,
+    "hallucination": evaluate_hallucination,
+    "retrieval": evaluate_retrieval,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Score the dumps, print a table, and write the JSON file where asked."""
+    """Score, print a table, and write the JSON file where asked."""
     check_json(args)
     write_report(args, args.run_score(args))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GroundingError
-from .report import add_common, add_data, check_written, percent, print_table
+from .report import add_common, add_data, check_csv, percent, print_table
 
 _COLUMNS = {
     "bleu1": "BLEU-1",
@@ -106,6 +106,4 @@ def _check(args: argparse.Namespace) -> None:
     """Refuse what would fail only after the minutes of scoring."""
     if not 0 < args.java_timeout < float("inf"):
         raise GroundingError("--java-timeout: must be a number of seconds above 0")
-    check_written(args, "--csv", args.csv)
-    if args.csv is not None and args.json is not None and args.csv.resolve() == args.json.resolve():
-        raise GroundingError(f"--csv {args.csv}: is the --json file as well; give it another name")
+    check_csv(args)

@@ -11,6 +11,8 @@ phrase  on ground-truth captions, for each boxed phrase: does the model look at 
 Example: one caption, "a man beside a man", a box for each. A model that writes "a man and a man" and looks at the one
 box and then at the other has F1_all 50 by gvd, which knows the first box of a class alone, and 100 by strict.
 
+A dump of align has a row in the table for each of its betas.
+
 The table shows percent; intervals are 95%, from resampled images. --json holds fractions, counts, every class or
 entity type, and where wrong attention went.
 """
@@ -78,6 +80,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Score the attention, print the tables, and return the report."""
     from ..data.prepared import PreparedFolder
     from ..data.regions import RegionStore
+    from ..scoring.attended import betas_of
     from ..scoring.grounding import GroundingScorer
     from ..scoring.grounding import floors as measure_floors
     from ..scoring.phrases import PreparedNouns
@@ -96,7 +99,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     store = None if args.regions is None else RegionStore(args.regions)
     resampling = {"bootstrap": args.bootstrap, "seed": args.seed}
     scorer = GroundingScorer(objects, args.protocol, nouns=nouns, store=store, **resampling)
-    results = [{"dump": str(dump), **scorer.score(dump)} for dump in args.dumps]
+    results = [
+        {"dump": str(dump), **({} if beta is None else {"beta": beta}), **scorer.score(dump, beta)}
+        for dump in args.dumps
+        for beta in betas_of(dump)
+    ]
     report: dict[str, Any] = {"score": "grounding", "protocol": args.protocol, "dumps": results}
     floors = None
     if store is not None:
@@ -112,9 +119,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for result in results:
             for title, table in _details(result, args.top or None):
                 if table[1]:
-                    print(f"\n{result['dump']}: {title}")
+                    print(f"\n{_name(result)}: {title}")
                     print_table(*table)
     return report
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    return f"{result['dump']}, beta {result['beta']:g}" if "beta" in result else str(result["dump"])
 
 
 def _gvd_table(results: Sequence[dict[str, Any]]) -> Table:
@@ -124,7 +135,7 @@ def _gvd_table(results: Sequence[dict[str, Any]]) -> Table:
         kinds = [result["generated"], result["reference"]]
         rows.append(
             [
-                result["dump"],
+                _name(result),
                 *(percent(result[name]) for name in _F1_COLUMNS),
                 *(str(kind["images"]) for kind in kinds),
                 str(sum(kind["images_missing"] for kind in kinds)),
@@ -144,7 +155,7 @@ def _strict_table(results: Sequence[dict[str, Any]]) -> Table:
         for prefix, over in (("", "words"), ("macro_", "classes")):
             figures = [_with_interval(result, prefix + name) for name in names]
             figures += [percent(result.get(prefix + name)) for name in rest]
-            rows.append([result["dump"], over, *figures, str(missing)])
+            rows.append([_name(result), over, *figures, str(missing)])
     return header, rows
 
 
@@ -163,7 +174,7 @@ def _phrase_table(results: Sequence[dict[str, Any]], floors: dict[str, Any] | No
     for result in results:
         measures = [result["measures"].get(name, {}).get("accuracy") for name in there]
         figures = [percent(result["accuracy"]), interval(result["interval"]), *map(percent, measures)]
-        rows.append([result["dump"], *figures, *(str(result[count]) for count in counts)])
+        rows.append([_name(result), *figures, *(str(result[count]) for count in counts)])
     for name, title in _FLOORS.items():
         if floors is not None and floors[name] is not None:
             # whoever chooses one region a phrase has the same accuracy at its last noun and over its words

@@ -20,13 +20,18 @@ _OPTIONAL_TOOLS = ("pycocoevalcap", "spacy", "nltk", "textblob")
 def add_common(parser: argparse.ArgumentParser, inputs: Sequence[str] = ()) -> None:
     """The arguments of every score; *inputs* names those of its own that are files to read."""
     parser.add_argument("dumps", nargs="+", type=Path, metavar="DUMP", help="grounding dumps (JSON lines)")
+    add_json(parser, ("dumps", "data", *inputs))
+
+
+def add_json(parser: argparse.ArgumentParser, inputs: Sequence[str]) -> None:
+    """``--json``; *inputs* names the arguments that are files or folders to read."""
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
         help="also write everything as JSON, with versions, the hashes of the files that were read, and the arguments",
     )
-    parser.set_defaults(inputs=("dumps", "data", *inputs))
+    parser.set_defaults(inputs=tuple(inputs))
 
 
 def add_data(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -66,6 +71,13 @@ def check_written(args: argparse.Namespace, flag: str, target: Path | None) -> N
         if path.resolve() in (real, real.parent) or (path.exists() and real.exists() and path.samefile(real)):
             what = "lies in the folder" if path.is_dir() else "is the file"
             raise GroundingError(f"{flag} {target}: {what} {path} that is read; give it another name or place")
+
+
+def check_csv(args: argparse.Namespace) -> None:
+    """Refuse a ``--csv`` as :func:`check_json` does, and one that is the ``--json`` file as well."""
+    check_written(args, "--csv", args.csv)
+    if args.csv is not None and args.json is not None and args.csv.resolve() == args.json.resolve():
+        raise GroundingError(f"--csv {args.csv}: is the --json file as well; give it another name")
 
 
 def write_report(args: argparse.Namespace, report: dict[str, Any]) -> None:

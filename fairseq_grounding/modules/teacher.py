@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -25,6 +26,15 @@ def word_table(student: Dictionary, teacher: Dictionary) -> tuple[Tensor, float]
     words = range(student.nspecial, len(student))
     known = sum(student.count[n] for n in words if int(table[n]) != teacher.unk())
     return table, known / max(1, sum(student.count[n] for n in words))
+
+
+def weights_hash(model: MatchingModel) -> str:
+    """SHA-256 over a model's parameters and buffers, by name: where it was saved does not matter."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Teacher:

@@ -13,6 +13,19 @@ from ..errors import GroundingError
 from .iou import Box
 
 
+def betas_of(path: str | os.PathLike[str]) -> list[float | None]:
+    """The betas of a dump that ``align`` wrote, which has a row for each of them and each caption; else ``[None]``."""
+    betas: list[float | None] = []
+    first = None
+    for row in read_dump(path):
+        caption = row["image_id"], row["caption_index"]
+        first = first or caption
+        if caption != first or row.get("beta") in betas:
+            break
+        betas.append(row.get("beta"))
+    return betas
+
+
 class Attended:
     """The attended boxes of a dump, given by its path or as rows, on the images that are annotated.
 
@@ -20,6 +33,8 @@ class Attended:
         generated: by image, the words and their attended boxes of the first caption that the model wrote
         references: by image and number of the caption, the attended boxes of a ground-truth caption
         attention: with *keep_attention*, the same for the weights (regions,) of each word
+
+    With *beta*, only its rows of a dump that has several (:func:`betas_of`) are read.
 
     Raises :class:`GroundingError` where there is nothing to score, or not by whole words.
     """
@@ -29,6 +44,7 @@ class Attended:
         dump: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
         objects: Mapping[str, Any],
         keep_attention: bool = False,
+        beta: float | None = None,
     ) -> None:
         rows: Iterable[Mapping[str, Any]]
         if isinstance(dump, (str, os.PathLike)):
@@ -43,6 +59,8 @@ class Attended:
         seen: set[str] = set()
         attends = False
         for row in rows:
+            if beta is not None and row.get("beta") != beta:
+                continue
             image = row["image_id"]
             seen.add(image)
             boxes = [step["box"] for step in row["steps"]]

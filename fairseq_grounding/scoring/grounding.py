@@ -82,8 +82,10 @@ class GroundingScorer:
         self.bootstrap = bootstrap
         self.seed = seed
 
-    def score(self, dump: str | os.PathLike[str] | Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Score a dump, given by its path or as rows.
+    def score(
+        self, dump: str | os.PathLike[str] | Iterable[Mapping[str, Any]], beta: float | None = None
+    ) -> dict[str, Any]:
+        """Score a dump, given by its path or as rows; with *beta*, only the rows that ``align`` wrote for it.
 
         ``phrase`` returns, of the last noun, ``accuracy``, ``interval``, ``hits``, ``phrases``,
         ``phrases_past_end`` (misses because the model was not shown the word: the caption was cut short),
@@ -107,7 +109,8 @@ class GroundingScorer:
         model wrote, of the same image). All figures are fractions. Raises :class:`GroundingError` when
         nothing can be scored.
         """
-        content = Attended(dump, self.objects, keep_attention=self.protocol == "phrase" and self.store is not None)
+        keeps = self.protocol == "phrase" and self.store is not None
+        content = Attended(dump, self.objects, keep_attention=keeps, beta=beta)
         if self.protocol == "phrase":
             return score_phrases(content, self.objects, self.nouns, self.store, self.bootstrap, self.seed)
         if self.protocol == "strict":

@@ -428,6 +428,9 @@ class GroundedCaptionTask(FairseqTask):
         feature_size = self.model_feature_size(cfg)
         cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
+        # what a file settled: a checkpoint is read where that file is not
+        for name, value in getattr(model, "settled", {}).items():
+            setattr(cfg, name, value)
         if isinstance(model, MatchingModel) and self.reader is not None:
             raise GroundingError(
                 f"{type(model).__name__} is a matching model and reads words, but the tokens of {self.folder.path} are"

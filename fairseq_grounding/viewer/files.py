@@ -51,11 +51,11 @@ def draw_dumps(
     folder = Path(images)
     if not folder.is_dir():
         raise GroundingError(f"{folder}: is not a folder; --images wants the folder of photographs")
-    by_dump = [_first_rows(path) for path in dumps]
-    chosen = _chosen(dumps, by_dump, limit, image_ids)
+    by_dump = [first_rows(path) for path in dumps]
+    chosen = chosen_images(dumps, by_dump, limit, image_ids)
     photographs = {image_id: find_photograph(folder, image_id) for image_id in chosen}
-    nouns, box_size = _from_prepared(prepared)
-    headings: Sequence[str | None] = _headings(dumps, by_dump) if len(dumps) > 1 else [None]
+    nouns, box_size = nouns_and_sizes(prepared)
+    headings: Sequence[str | None] = model_names(dumps, by_dump) if len(dumps) > 1 else [None]
     target = Path(out)
     written = []
     with new_folders(target):
@@ -84,7 +84,7 @@ def save_picture(picture: Image.Image, folder: Path, image_id: str) -> Path:
     return path
 
 
-def _first_rows(path: str | os.PathLike[str]) -> dict[str, Row]:
+def first_rows(path: str | os.PathLike[str]) -> dict[str, Row]:
     """The first caption of every image of a dump, by image id."""
     rows: dict[str, Row] = {}
     has_boxes = False
@@ -96,12 +96,13 @@ def _first_rows(path: str | os.PathLike[str]) -> dict[str, Row]:
     return rows
 
 
-def _chosen(
+def chosen_images(
     dumps: Sequence[str | os.PathLike[str]],
     by_dump: Sequence[dict[str, Row]],
     limit: int,
     image_ids: Sequence[str] | None,
 ) -> list[str]:
+    """The images to draw: *image_ids*, refused where a dump lacks one, or the first *limit* that are in all dumps."""
     if image_ids is not None:
         for image_id in image_ids:
             for path, rows in zip(dumps, by_dump):
@@ -134,7 +135,7 @@ def open_photograph(path: Path) -> Image.Image:
         raise GroundingError(f"{path}: cannot be read as a picture ({reason}); replace the file") from error
 
 
-def _from_prepared(prepared: str | os.PathLike[str] | None) -> tuple[set[str] | None, BoxSize]:
+def nouns_and_sizes(prepared: str | os.PathLike[str] | None) -> tuple[set[str] | None, BoxSize]:
     """The nouns of a prepared folder, and the sizes of the original photographs by image id."""
     if prepared is None:
         return None, lambda image_id: None
@@ -155,7 +156,7 @@ def _from_prepared(prepared: str | os.PathLike[str] | None) -> tuple[set[str] | 
     return nouns, box_size
 
 
-def _headings(dumps: Sequence[str | os.PathLike[str]], by_dump: Sequence[dict[str, Row]]) -> list[str]:
+def model_names(dumps: Sequence[str | os.PathLike[str]], by_dump: Sequence[dict[str, Row]]) -> list[str]:
     """The models' names; where two dumps say the same one, the name of the file with it."""
     names = [next(iter(rows.values()))["model"] for rows in by_dump]
     times = Counter(names)

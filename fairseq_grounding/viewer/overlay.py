@@ -112,8 +112,7 @@ def _marks(
     marks: list[Mark] = []
     for position, step in enumerate(row["steps"]):
         word = step["token"]
-        wanted = word.lower() not in STOP_WORDS if words is None else word in words or word.lower() in words
-        if step["box"] is None or not wanted:
+        if step["box"] is None or not is_drawn(word, words):
             continue
         if len(marks) == max_words:
             break
@@ -122,8 +121,13 @@ def _marks(
         x0, y0 = min(max(x0, 2), size[0] - 9), min(max(y0, 2), size[1] - 9)
         box = (x0, y0, max(min(x1, size[0] - 3), x0 + 6), max(min(y1, size[1] - 3), y0 + 6))
         weight = step["attention"][step["region"]] if step["attention"] else None
-        marks.append(Mark(position, _one_line(word), PALETTE[len(marks) % len(PALETTE)], box, weight))
+        marks.append(Mark(position, one_line(word), PALETTE[len(marks) % len(PALETTE)], box, weight))
     return marks
+
+
+def is_drawn(word: str, words: Collection[str] | None) -> bool:
+    """Whether a word is one of *words* to draw; without any, whether it is no article, preposition or the like."""
+    return word.lower() not in STOP_WORDS if words is None else word in words or word.lower() in words
 
 
 def _draw_marks(photograph: Image.Image, marks: Sequence[Mark]) -> None:
@@ -136,7 +140,7 @@ def _draw_marks(photograph: Image.Image, marks: Sequence[Mark]) -> None:
         x0, y0, x1, y1 = mark.box
         inset = max(0, int(min(inset, (x1 - x0) / 2 - 4, (y1 - y0) / 2 - 4)))
         inner = (x0 + inset, y0 + inset, x1 - inset, y1 - inset)
-        draw.rectangle((inner[0] - 1, inner[1] - 1, inner[2] + 1, inner[3] + 1), outline=_contrast(mark.colour))
+        draw.rectangle((inner[0] - 1, inner[1] - 1, inner[2] + 1, inner[3] + 1), outline=ink_on(mark.colour))
         draw.rectangle(inner, outline=mark.colour, width=3)
     placed: list[Rectangle] = []
     for mark in marks:
@@ -145,14 +149,14 @@ def _draw_marks(photograph: Image.Image, marks: Sequence[Mark]) -> None:
 
 def _draw_label(draw: ImageDraw.ImageDraw, mark: Mark, placed: Sequence[Rectangle], size: tuple[int, int]) -> Rectangle:
     """Draw a word and its weight at its box, clear of the labels in *placed*; where it was drawn."""
-    font, small = _font(LABEL_SIZE), _font(WEIGHT_SIZE)
+    font, small = font_of(LABEL_SIZE), font_of(WEIGHT_SIZE)
     weight = "" if mark.weight is None else f"{mark.weight:.2f}"
     word_width = draw.textlength(mark.word, font=font)
     wide = word_width + 10 + (draw.textlength(weight, font=small) + 6 if weight else 0)
     high = LABEL_SIZE + 8.0
-    spot = _label_spot(mark.box, wide, high, placed, size)
+    spot = label_spot(mark.box, wide, high, placed, size)
     draw.rectangle(spot, fill=mark.colour)
-    ink = _contrast(mark.colour)
+    ink = ink_on(mark.colour)
     baseline = spot[1] + LABEL_SIZE + 1
     draw.text((spot[0] + 5, baseline), mark.word, fill=ink, font=font, anchor="ls")
     if weight:
@@ -160,7 +164,7 @@ def _draw_label(draw: ImageDraw.ImageDraw, mark: Mark, placed: Sequence[Rectangl
     return spot
 
 
-def _label_spot(
+def label_spot(
     box: Rectangle, wide: float, high: float, placed: Sequence[Rectangle], size: tuple[int, int]
 ) -> Rectangle:
     """The first free place for a label: above the box, inside its top, at its foot, then further down."""
@@ -181,12 +185,12 @@ def _overlap(a: Rectangle, b: Rectangle) -> bool:
 
 def _caption(row: Mapping[str, Any], marks: Sequence[Mark], width: int) -> Image.Image:
     """The caption's words, wrapped to *width*; a drawn word stands on its colour."""
-    font = _font(TEXT_SIZE)
+    font = font_of(TEXT_SIZE)
     space, line_height = font.getlength(" "), TEXT_SIZE + 14
     colours = {mark.position: mark.colour for mark in marks}
     placed: list[tuple[float, float, str, RGB | None]] = []
     x, y = float(MARGIN), float(MARGIN)
-    for position, word in enumerate(map(_one_line, row["tokens"])):
+    for position, word in enumerate(map(one_line, row["tokens"])):
         colour = colours.get(position)
         wide = font.getlength(word) + (12 if colour else 0)
         if x > MARGIN and x + wide > width - MARGIN:
@@ -200,11 +204,11 @@ def _caption(row: Mapping[str, Any], marks: Sequence[Mark], width: int) -> Image
             chip = (x, y, x + font.getlength(word) + 12, y + line_height - 5)
             draw.rounded_rectangle(chip, 5, fill=colour)
         left, baseline = x + (6 if colour else 0), y + TEXT_SIZE + 1
-        draw.text((left, baseline), word, fill=_contrast(colour) if colour else INK, font=font, anchor="ls")
+        draw.text((left, baseline), word, fill=ink_on(colour) if colour else INK, font=font, anchor="ls")
     return panel
 
 
-def _one_line(token: str) -> str:
+def one_line(token: str) -> str:
     """A token as it can be drawn: a subword piece may hold a line break."""
     return " ".join(token.split())
 
@@ -212,16 +216,17 @@ def _one_line(token: str) -> str:
 def _heading(text: str, width: int) -> Image.Image:
     panel = Image.new("RGB", (width, HEADING_SIZE + 16), PAPER)
     draw = ImageDraw.Draw(panel)
-    draw.text((MARGIN, HEADING_SIZE + 6), text, fill=QUIET, font=_font(HEADING_SIZE), anchor="ls")
+    draw.text((MARGIN, HEADING_SIZE + 6), text, fill=QUIET, font=font_of(HEADING_SIZE), anchor="ls")
     return panel
 
 
-def _contrast(colour: RGB) -> RGB:
+def ink_on(colour: RGB) -> RGB:
     """Black or white, whichever is easier to read on *colour*."""
     red, green, blue = colour
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else PAPER
 
 
 @cache
-def _font(size: int) -> Font:
+def font_of(size: int) -> Font:
+    """Pillow's own font, *size* pixels high."""
     return ImageFont.load_default(size=size)
