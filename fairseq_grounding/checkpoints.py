@@ -114,4 +114,6 @@ def _load(path: str | os.PathLike[str], flag: str) -> tuple[str, BaseFairseqMode
         raise GroundingError(f"{flag} {path}: holds {name}, which is no model of this plugin")
     model = build_model(cfg, _Standalone(words, int(cfg.feature_size)))
     model.load_state_dict(weights, strict=True)
+    # what dumps call it
+    model.architecture = str(name)
     return str(name), model.requires_grad_(False).eval()

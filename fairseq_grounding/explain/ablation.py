@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .asked import Asked
 from .gradients import chunk_rows, row_chunks
@@ -14,7 +15,7 @@ from .rows import Rows
 
 
 @torch.no_grad()
-def explain_by_ablation(model: nn.Module, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked) -> Found:
+def explain_by_ablation(model: Any, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked) -> Found:
     """By how much each word's number falls without a region (masked as if it were not there), or with a word's
     embedding set to 0. An image's only region is not masked: its features are set to 0.
     """

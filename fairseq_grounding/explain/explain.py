@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import GroundingError
 from ..modules.matching import MatchingModel
@@ -40,7 +40,8 @@ def explain(
     Args:
         model: a captioner; ``lrp`` needs a description of its layers (:mod:`.architectures`), the others none
         sample: a batch as the data set hands it out, on the model's device: ``net_input`` with
-            ``prev_output_tokens``, and ``target`` (B,T), padding after the end
+            ``prev_output_tokens``, and ``target`` (B,T), padding after the end; ``id`` and ``image_ids``, where they
+            are there, name captions in errors
         method: one of :data:`METHODS`
         target: what is explained: a word's ``logit``, ``margin`` (minus the strongest other word's) or ``probability``
         token: another word to explain in place of the target: a number, or (B,T)
@@ -80,9 +81,7 @@ def explain(
     return _spread(found, asked, method, sample["target"].shape[1])
 
 
-def _found(
-    model: nn.Module, net_input: dict[str, Tensor], asked: Asked, method: str, rules: Rules, steps: int
-) -> Found:
+def _found(model: Any, net_input: dict[str, Tensor], asked: Asked, method: str, rules: Rules, steps: int) -> Found:
     with torch.no_grad():
         all_logits, extra = model(**net_input)
     logits = all_logits[:, asked.places]
@@ -96,7 +95,7 @@ def _found(
     return gradients.explain_by_gradients(model, net_input, logits, asked, method, steps)
 
 
-def _attention(model: nn.Module, extra: Any, logits: Tensor, asked: Asked) -> Found:
+def _attention(model: Any, extra: Any, logits: Tensor, asked: Asked) -> Found:
     """The captioner's own attention; ``sentinel`` beside ``attn`` is the sentinel's weight, [(B,T)]."""
     attention = extra.get("attn") if isinstance(extra, Mapping) else None
     if not attention or attention[0] is None:
@@ -115,7 +114,7 @@ def _attention(model: nn.Module, extra: Any, logits: Tensor, asked: Asked) -> Fo
     )
 
 
-def _checked_input(model: nn.Module, sample: Mapping[str, Any]) -> dict[str, Tensor]:
+def _checked_input(model: Any, sample: Mapping[str, Any]) -> dict[str, Tensor]:
     net_input = dict(sample["net_input"])
     kind = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     net_input["features"] = net_input["features"].to(kind)
@@ -143,11 +142,14 @@ def _real_regions(real: Tensor, images: Tensor, count: int) -> Tensor:
 
 def _name(sample: Mapping[str, Any], wrong: Tensor) -> str:
     row = int(wrong.nonzero()[0])
-    return str(int(sample["id"][row])) if "id" in sample else f"{row} of the batch"
+    name = str(sample["id"][row]) if isinstance(sample.get("id"), list) else None
+    if name is None:
+        name = str(int(sample["id"][row])) if "id" in sample else f"{row} of the batch"
+    return f"{name} (image {sample['image_ids'][row]})" if "image_ids" in sample else name
 
 
 def _asked(
-    model: nn.Module,
+    model: Any,
     sample: Mapping[str, Any],
     target: str,
     token: int | Tensor | None,

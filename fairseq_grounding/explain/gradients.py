@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -67,7 +67,7 @@ def grad_cam(activations: Tensor, gradients: Tensor, mask: Tensor) -> Tensor:
 
 
 def explain_by_gradients(
-    model: nn.Module, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked, method: str, steps: int = 32
+    model: Any, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked, method: str, steps: int = 32
 ) -> Found:
     """What the gradient of each asked word says; *method* is one of :data:`METHODS`.
 
@@ -102,7 +102,7 @@ def explain_by_gradients(
     return found
 
 
-def chunk_rows(model: nn.Module, net_input: Mapping[str, Tensor], asked: Asked) -> int:
+def chunk_rows(model: Any, net_input: Mapping[str, Tensor], asked: Asked) -> int:
     """How many rows to run at once."""
     features = net_input["features"]
     vocabulary = len(model.decoder.dictionary)
@@ -110,7 +110,7 @@ def chunk_rows(model: nn.Module, net_input: Mapping[str, Tensor], asked: Asked) 
 
 
 def row_chunks(
-    model: nn.Module, net_input: Mapping[str, Tensor], asked: Asked
+    model: Any, net_input: Mapping[str, Tensor], asked: Asked
 ) -> Iterator[tuple[Rows, tuple[Tensor, Tensor]]]:
     """A row for each asked word that is there, a bounded number at a time, with where it belongs in (B,K)."""
     captions, numbers = asked.real.nonzero(as_tuple=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +35,7 @@ class Found:
 
 
 @torch.no_grad()
-def propagate(
-    model: nn.Module, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked, rules: lrp.Rules
-) -> Found:
+def propagate(model: Any, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked, rules: lrp.Rules) -> Found:
     """Layer-wise relevance of what *asked* asks.
 
     Args:
@@ -89,7 +88,7 @@ def propagate(
     )
 
 
-def _same(model: nn.Module, described: Tensor, logits: Tensor, real: Tensor) -> None:
+def _same(model: Any, described: Tensor, logits: Tensor, real: Tensor) -> None:
     apart = (described - logits)[real].abs().max()
     if not apart <= _TOLERANCE.get(logits.dtype, 1e-2) * (1 + logits[real].abs().max()):
         raise GroundingError(

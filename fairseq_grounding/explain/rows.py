@@ -29,7 +29,7 @@ class Rows:
         net_input: what else the captioner reads
     """
 
-    def __init__(self, model: nn.Module, net_input: Mapping[str, Tensor], captions: Tensor, ends: Tensor):
+    def __init__(self, model: Any, net_input: Mapping[str, Tensor], captions: Tensor, ends: Tensor):
         self.model = model
         self.captions = captions
         self.ends = ends
@@ -102,7 +102,7 @@ class Rows:
                 hook.remove()
 
 
-def embedding_of(model: nn.Module) -> nn.Module:
+def embedding_of(model: Any) -> nn.Module:
     """The module that embeds a captioner's words.
 
     Raises:

@@ -222,9 +222,8 @@ class Tape:
         for node, relevance, first in seeds:
             self._add(node, relevance, first)
         for output, back in reversed(self._layers):
-            relevance = self._relevance.get(output)
-            if relevance is not None:
-                back(relevance)
+            if output in self._relevance:
+                back(self._relevance[output])
                 if output not in asked:
                     del self._relevance[output]
         found = [self._whole(node) for node in wanted]

@@ -135,7 +135,7 @@ def encoded_regions(
     """
     image_index = net_input["image_index"]
     features = net_input["features"].index_select(0, image_index)
-    embedding = encoder.region_embedding[0]
+    embedding: Any = encoder.region_embedding[0]
     read = with_geometry(net_input["features"], net_input["boxes"], encoder.geometry)
     regions = tape.input(read.index_select(0, image_index))
     before = tape.linear(
@@ -151,7 +151,7 @@ def encoded_regions(
         return embedded, tape.attend("mean of embedded regions", even, embedded, mask), [regions]
     whole = tape.input(features)
     mean = tape.attend("mean of region features", even, whole, mask)
-    layer = encoder.global_embedding[0]
+    layer: Any = encoder.global_embedding[0]
     before = tape.linear("global embedding", [(mean, layer.weight)], layer.bias, positive=True)
     return embedded, tape.passing(before, before.value.relu()), [regions, whole]
 
