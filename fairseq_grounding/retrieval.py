@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from fairseq.data import data_utils
 from torch import Tensor
 from tqdm import tqdm
 
 from .checkpoints import load_matching_model
 from .data.grounded_caption_dataset import GroundedCaptionDataset
-from .modules.all_pairs import CAPTION_BLOCK, CaptionBlock, padded, score_blocks
+from .modules.all_pairs import CAPTION_BLOCK, CaptionBlock, score_blocks
+from .modules.matching import Encoded
 from .modules.teacher import Teacher
 
 # images whose features are in memory at once; what stays of them is as wide as the joint space
@@ -63,42 +65,76 @@ def score_matrix(
     for number, teacher in enumerate(models, start=1):
         teacher.model.to(device)
         label = f" {number} of {len(models)}" if len(models) > 1 else ""
-        with tqdm(total=images, desc=f"images{label}", disable=None) as bar:
-            embedded = []
-            for first in range(0, images, IMAGE_BLOCK):
-                block = range(first, min(first + IMAGE_BLOCK, images))
-                embedded += _embedded_images(teacher, dataset, list(block), device)
-                bar.update(len(block))
+        regions, region_mask = _embedded_images(teacher, dataset, images, device, f"images{label}")
         with tqdm(total=captions, desc=f"captions{label}", disable=None) as bar:
             start = 0
             blocks = _embedded_captions(teacher, dataset, captions, device)
-            for scores in score_blocks(teacher.model, embedded, blocks):
+            for scores in score_blocks(teacher.model, regions, region_mask, blocks):
                 total[:, start : start + scores.shape[1]] += scores
                 start += scores.shape[1]
                 bar.update(scores.shape[1])
+        # before the next model's take as much room again
+        del regions, region_mask
         teacher.model.cpu()
     total /= len(models)
     return total
 
 
+# a model embeds images and captions together: each pass hands it the least of the other side
+
+
 def _embedded_images(
-    teacher: Teacher, dataset: GroundedCaptionDataset, images: list[int], device: torch.device
-) -> list[Tensor]:
-    net_input = dataset.collater(images)["net_input"]
-    regions = teacher.model.encode_regions(net_input["features"].to(device), net_input["boxes"].to(device))
-    return [row[: int(count)].clone() for row, count in zip(regions, dataset.region_counts[images])]
+    teacher: Teacher, dataset: GroundedCaptionDataset, images: int, device: torch.device, label: str
+) -> tuple[Tensor, Tensor]:
+    """Embedded regions (I,R,H) of the first images, and their mask (I,R)."""
+    most = int(dataset.region_counts[:images].max())
+    held = None
+    with tqdm(total=images, desc=label, disable=None) as bar:
+        for first in range(0, images, IMAGE_BLOCK):
+            block = list(range(first, min(first + IMAGE_BLOCK, images)))
+            net_input = dataset.collater(block)["net_input"]
+            word = torch.tensor([[dataset.dictionary.unk(), dataset.dictionary.eos()]] * len(block))
+            encoded = _encode(teacher, net_input, word, torch.zeros_like(word), device)
+            width = encoded.regions.shape[1]
+            if held is None:
+                # one tensor from the start: a list of parts would have to be copied together; a model may add columns
+                size = images, most + width - net_input["features"].shape[1]
+                held = encoded.regions.new_zeros(*size, encoded.regions.shape[2]), encoded.region_mask.new_zeros(size)
+            held[0][block, :width] = encoded.regions
+            held[1][block, :width] = encoded.region_mask
+            bar.update(len(block))
+    assert held is not None
+    return held
 
 
 def _embedded_captions(
     teacher: Teacher, dataset: GroundedCaptionDataset, captions: int, device: torch.device
 ) -> Iterator[CaptionBlock]:
     most = dataset.max_tokens - 1
+    pad, unk, eos = dataset.dictionary.pad(), dataset.dictionary.unk(), dataset.dictionary.eos()
     for first in range(0, captions, CAPTION_BLOCK):
         block = range(first, min(first + CAPTION_BLOCK, captions))
-        # the end symbol is no word
-        tokens, word_mask = padded([dataset.split.tokens[number][:-1][:most].long() for number in block])
-        nouns = padded([dataset.split.nouns[number][:-1][:most] for number in block])[0]
-        tokens = teacher.table[tokens].masked_fill(~word_mask, teacher.model.words.pad()).to(device)
-        word_mask = word_mask.to(device)
-        words = teacher.model.encode_words(tokens, word_mask) * word_mask[:, :, None]
-        yield CaptionBlock(words, word_mask, nouns.bool().to(device) & word_mask)
+        tokens = [_cut(dataset.split.tokens[number], most, eos) for number in block]
+        nouns = [_cut(dataset.split.nouns[number], most, 0) for number in block]
+        net_input = {
+            "src_tokens": torch.full((len(block), 1), unk),
+            "features": torch.zeros(1, 1, dataset.store.feature_size),
+            "boxes": torch.tensor([[[0.0, 0.0, 1.0, 1.0]]]),
+            "image_index": torch.zeros(len(block), dtype=torch.long),
+        }
+        target, noun_mask = data_utils.collate_tokens(tokens, pad), data_utils.collate_tokens(nouns, 0)
+        encoded = _encode(teacher, net_input, target, noun_mask, device)
+        yield CaptionBlock(encoded.words, encoded.word_mask, encoded.noun_mask)
+
+
+def _encode(
+    teacher: Teacher, net_input: dict[str, Tensor], target: Tensor, noun_mask: Tensor, device: torch.device
+) -> Encoded:
+    moved = {name: tensor.to(device) for name, tensor in net_input.items()}
+    return teacher.encode({"net_input": moved, "target": target.to(device), "noun_mask": noun_mask.to(device)})
+
+
+def _cut(tokens: Tensor, most: int, end: int) -> Tensor:
+    """A caption's first *most* words, and *end*."""
+    words = tokens[:-1][:most].long()
+    return torch.cat([words, words.new_tensor([end])])

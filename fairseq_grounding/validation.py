@@ -74,7 +74,7 @@ def retrieval_metrics(
         _caption_block([captions[n] for n in caption_numbers[start : start + CAPTION_BLOCK]])
         for start in range(0, len(caption_numbers), CAPTION_BLOCK)
     )
-    scores = list(score_blocks(model, [images[n] for n in image_numbers], blocks))
+    scores = list(score_blocks(model, *padded([images[n] for n in image_numbers]), blocks))
     owners = np.array([place[int(image_of_caption[n])] for n in caption_numbers])
     recalls = recall_at_k(np.concatenate(scores, 1), owners)
     return {name: float(value) for name, value in recalls.items()}

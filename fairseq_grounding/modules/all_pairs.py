@@ -33,13 +33,14 @@ def padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def score_blocks(
-    model: MatchingModel, images: Sequence[Tensor], captions: Iterable[CaptionBlock]
+    model: MatchingModel, regions: Tensor, region_mask: Tensor, captions: Iterable[CaptionBlock]
 ) -> Iterator[np.ndarray]:
     """The scores of all images with each block of captions.
 
     Args:
         model: on the device that it is to compute on
-        images: embedded regions (R,H) of each of I images
+        regions: embedded (I,R,H)
+        region_mask: (I,R) True = real
         captions: embedded, no more than ``CAPTION_BLOCK`` or so in a block; lazily, so that all of them together
             need never be held
 
@@ -47,7 +48,6 @@ def score_blocks(
         (I,C) float32 of each block
     """
     device = next(model.parameters()).device
-    regions, region_mask = padded(images)
     regions, region_mask = regions.to(device), region_mask.to(device)
     for block in captions:
         words, word_mask, noun_mask = (part.to(device) for part in block)
