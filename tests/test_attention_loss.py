@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from fairseq_grounding.criterions.annotated_attention import annotated_target
 from fairseq_grounding.criterions.kl_attention_distill import KINDS, attention_loss
 
 FIGURES = Path(__file__).parent / "figures"
@@ -54,6 +55,23 @@ def test_loss_and_gradients_are_the_reference_codes(figures, case):
     np.testing.assert_allclose(of_logits, figures[f"{case}.grad_attn_logits"], rtol=0, atol=1e-10)
     whole = float(figures[f"{case}.xe"]) + weight * float(loss.detach())
     assert whole == pytest.approx(float(figures[f"{case}.loss"]), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("case", "boxes", "kind"),
+    [("kl_gt", "soft", "kl"), ("nll_gt", "best", "nll"), ("extendnll_gt", "all", "nll-all")],
+)
+def test_targets_from_overlaps_give_the_reference_codes_losses(figures, case, boxes, kind):
+    # the reference's overlaps start at the symbol that begins a caption, and are 1e-8 where nothing is annotated
+    overlap = figures["gt_iou"][:, 1:]
+    annotated = overlap.amax(2) > 1e-7
+    assert 0 < int(annotated.sum()) < annotated.numel()
+    logits = figures["attn_logits"].clone().requires_grad_()
+    target, looks = annotated_target(overlap[annotated], boxes)
+    total, count = attention_loss(logits.softmax(-1)[annotated][None], target[None], looks[None], kind)
+    assert float((total / count).detach()) == pytest.approx(float(figures[f"{case}.att_loss"]), abs=1e-10)
+    (gradient,) = torch.autograd.grad(float(figures["att_supervise_weight"]) * total / count, logits)
+    np.testing.assert_allclose(gradient, figures[f"{case}.grad_attn_logits"], rtol=0, atol=1e-10)
 
 
 def test_the_two_directions_of_kl(figures):
@@ -125,6 +143,32 @@ def test_the_sum_is_over_tokens_that_count(seed, captions, tokens, regions, kind
         total, count = attention_loss(student, target, form, kind)
         assert int(count) == (int(target[mask].sum()) if kind == "nll-all" else len(expected))
         assert float(total) == pytest.approx(sum(expected), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    more_tokens=st.integers(0, 3),
+    more_regions=st.integers(0, 3),
+    kind=st.sampled_from(KINDS),
+)
+def test_padding_changes_nothing(seed, more_tokens, more_regions, kind):
+    student, target, mask = random_attention(seed, 3, 4, 5, kind)
+
+    def loss_and_gradient(tokens, regions):
+        # as the softmax over real regions and the data set leave padding
+        seen = F.pad(student, (0, regions, 0, tokens)).requires_grad_()
+        wanted, counts = F.pad(target, (0, regions, 0, tokens)), F.pad(mask, (0, tokens))
+        total, count = attention_loss(seen, wanted, counts, kind)
+        return total.detach(), int(count), torch.autograd.grad(total, seen)[0]
+
+    total, count, gradient = loss_and_gradient(0, 0)
+    padded, still, of_padded = loss_and_gradient(more_tokens, more_regions)
+    assert still == count
+    assert torch.allclose(padded, total, atol=1e-10)
+    assert torch.allclose(of_padded[:, :4, :5], gradient, atol=1e-10)
+    assert not of_padded[:, 4:].any()
+    assert not of_padded[:, :, 5:].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

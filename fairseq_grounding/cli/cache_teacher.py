@@ -6,9 +6,9 @@ Captioners that learn from it (--teacher-attention FILE) then run no teacher:
   fairseq-train DATA ... --criterion kl_attention_distill --teacher-attention pos_scan.attention.h5
 
 The file holds a number for each word of each caption and each region of its image: with float16 about 130 MB for
-Flickr30k at 36 regions. It is read by memory map. It knows the prepared folder, the checkpoint's weights and the
-read-out, and a training that does not fit them is refused. Captions drawn in self-critical training are in no file:
-there the teacher itself is needed (--teacher-path).
+Flickr30k at 36 regions. It is read by memory map. It knows the prepared folder, the region store, the checkpoint's
+weights and the read-out, and a training that does not fit them is refused. Captions drawn in self-critical training
+are in no file: there the teacher itself is needed (--teacher-path).
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ class AttentionSupervisionConfig(FairseqDataclass):
     )
     attention_target: ChoiceEnum(["teacher", "annotation"]) = field(  # type: ignore[valid-type]
         default="teacher",
-        metadata={
-            "help": "who says where to look: a teacher, or the boxes of a folder prepared with --entities"
-        },
+        metadata={"help": "who says where to look: a teacher, or the boxes of a folder prepared with --entities"},
     )
     attention_boxes: ChoiceEnum(BOXES) = field(  # type: ignore[valid-type]
         default="best",
@@ -180,9 +178,15 @@ class AttentionSupervision:
     def _check_cache(self, teacher_path: Optional[str]) -> None:
         assert self.cache is not None
         name, origin, folder = f"--teacher-attention {self.cache.path}", self.cache.origin, self.task.folder
-        if (origin.folder, origin.regions) != (folder.content_hash(), folder.meta["regions"]["content_hash"]):
+        if origin.folder != folder.content_hash():
             raise GroundingError(
-                f"{name}: was made of other captions or regions than {folder.path} holds; run cache-teacher on it"
+                f"{name}: was made of other captions than {folder.path} holds; run cache-teacher on that folder"
+            )
+        # not what the folder was prepared with: --regions may name another store, with as many regions an image
+        if origin.regions != self.task.store.content_hash():
+            raise GroundingError(
+                f"{name}: was made of other regions than {self.task.store.path} holds; run cache-teacher with this"
+                " run's --regions"
             )
         if origin.readout != self.readout:
             raise GroundingError(

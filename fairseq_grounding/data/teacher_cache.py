@@ -26,7 +26,7 @@ class Origin(NamedTuple):
     folder: str
     """content hash of the prepared folder"""
     regions: str
-    """content hash of the region store that the folder was prepared with"""
+    """content hash of the region store that the teacher saw"""
     teacher: str
     """hash of the teacher's weights"""
     readout: str
