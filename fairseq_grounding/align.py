@@ -141,7 +141,7 @@ class _Rows:
         count, boxes = int(dataset.region_counts[image]), None
         if dataset.store.has_boxes:
             boxes = dataset.store.boxes(int(dataset.stored[image]), limit=dataset.max_regions)
-        attention = torch.zeros(count, len(tokens))
+        attention = torch.zeros(count, len(tokens), dtype=torch.uint8)
         for place, region in enumerate(aligned.regions):
             if region >= 0:
                 attention[region, place] = 1
