@@ -143,6 +143,11 @@ def test_dvsa_is_a_matching_model_like_any_other(toy_folder: Path, dvsa: Path, t
             *("--teacher-path", str(dvsa), "--teacher-readout", readout, "--max-update", "1"),
         )
         assert state["optimizer_history"][-1]["num_updates"] == 1
+    state = commands.train(
+        *(toy_folder, tmp_path / "scst", "up_down", "--criterion", "scst_cider_scan", "--reward-path", str(dvsa)),
+        *("--items", "group", "--batch-size", "4", "--samples-per-image", "2", "--max-update", "1"),
+    )
+    assert state["optimizer_history"][-1]["num_updates"] == 1
 
 
 def test_snippets_are_a_prepared_folder_of_regions(toy_folder: Path, dvsa: Path, tmp_path: Path) -> None:
