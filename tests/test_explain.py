@@ -37,8 +37,7 @@ def transformer(seed=0):
 
 
 MODELS = {"up_down": small_model, "grounded_transformer": transformer}
-SERVED = [("up_down", method) for method in METHODS]
-SERVED += [("grounded_transformer", method) for method in METHODS if method != "lrp"]
+SERVED = [(name, method) for name in MODELS for method in METHODS]
 
 
 # ---- relevance ----

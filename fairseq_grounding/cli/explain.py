@@ -13,7 +13,8 @@ that this model wrote (--dump). Methods:
   ablation              by how much the number falls without a region, or an earlier word
   attention             the captioner's own attention
 
-lrp serves architectures whose layers have rules (up_down); attention those that have it; the others serve all.
+lrp serves architectures whose layers have rules (up_down, grounded_transformer), attention those that have it, the
+others all.
 
 FILE.jsonl is a grounding dump (draw and evaluate read it) with a "relevance" in every step: "regions", a number a
 region; "words", one for each word before; "start" for the start symbol; "logit", the number that is explained; "global"

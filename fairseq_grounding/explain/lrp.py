@@ -77,7 +77,7 @@ def quotient(relevance: Tensor, z: Tensor, epsilon: float) -> Tensor:
 
 
 def portions(relevance: Tensor, z: Tensor, epsilon: float, bias: Tensor | None = None) -> Portions:
-    """How the epsilon rule divides outputs: relevance (B,K,..,F), z (B,..,F) with bias (F,) included."""
+    """How the epsilon rule divides outputs: relevance (B,K,..,F), z (B,..,F) with bias (F,) or (B,1,..,F) included."""
     z = z[:, None]
     scale = quotient(relevance, z, epsilon)
     by_bias = torch.zeros_like(scale) if bias is None else bias * scale

@@ -99,14 +99,18 @@ class Tape:
         self._record(output, back)
         return output
 
-    def weighted(self, name: str, terms: Sequence[tuple[Node, Tensor | float]]) -> Node:
-        """A sum of values, each times a weight that is no input but a constant (a gate, a mixing weight, 1)."""
+    def weighted(self, name: str, terms: Sequence[tuple[Node, Tensor | float]], bias: Tensor | None = None) -> Node:
+        """A sum of values, each times a weight that is no input but a constant (a gate, a mixing weight, 1).
+
+        *bias* (B,..,F) is added and nobody's (positions).
+        """
         value = sum((node.value * weight for node, weight in terms[1:]), terms[0][0].value * terms[0][1])
+        value = value if bias is None else value + bias
         output = self._output([node for node, _ in terms], value)
         width = len(terms) * value.shape[-1]
 
         def back(relevance: Tensor) -> None:
-            scale, left = self._divide(name, output, relevance, value)
+            scale, left = self._divide(name, output, relevance, value, None if bias is None else bias[:, None])
             for node, weight in terms:
                 got = (node.value * weight)[:, None] * scale
                 got = got if left is None else got + left.sum(-1, keepdim=True) / width
@@ -128,7 +132,7 @@ class Tape:
             name: for the ledger
             attention: (B,R) for one query, (B,M,R) for one query of several heads, or (B,M,Q,R)
             values: (B,R,F); head m owns the m-th of M equal parts of F
-            mask: (B,R) True = real; other rows get nothing
+            mask: (B,R) or (B,Q,R) True = what can be attended to; other rows get nothing
             heads: M
 
         Returns:
@@ -139,16 +143,17 @@ class Tape:
             attention = attention[:, None]
         if one_query:
             attention = attention[:, :, None]
-        attention = attention.masked_fill(~mask[:, None, None], 0.0)
-        split = values.value.unflatten(-1, (heads, -1)).masked_fill(~mask[:, :, None, None], 0.0)
+        mask = mask[:, None] if mask.dim() == 2 else mask
+        attention = attention.masked_fill(~mask[:, None], 0.0)
+        split = values.value.unflatten(-1, (heads, -1)).masked_fill(~mask.any(1)[:, :, None, None], 0.0)
         mixed = torch.einsum("bmqr,brmf->bqmf", attention, split).flatten(2)
         output = self._output([values], mixed[:, 0] if one_query else mixed)
-        shares = mask.to(mixed.dtype)[:, None] / mask.sum(1).clamp(min=1)[:, None, None]
+        shares = (mask.to(mixed.dtype) / mask.sum(2, keepdim=True).clamp(min=1)).expand(-1, attention.shape[2], -1)
 
         def back(relevance: Tensor) -> None:
             scale, left = self._divide(name, output, relevance[:, :, None] if one_query else relevance, mixed)
             scale = scale.unflatten(-1, (heads, -1))
-            spread = None if left is None else left.flatten(2).sum(2)[:, :, None] * shares
+            spread = None if left is None else torch.einsum("bkq,bqr->bkr", left.sum(3), shares)
             if values.total:
                 got = lrp.attended_total(scale, attention, split)
                 got = got if spread is None else got + spread
@@ -231,6 +236,8 @@ class Tape:
         return found
 
     def _add(self, node: Node, relevance: Tensor, first: int) -> None:
+        if node.total and relevance.dim() > node.value.dim():
+            relevance = relevance.sum(-1)
         held = self._relevance.get(node)
         if held is None and relevance.shape[1] == self.words - node.since:
             # several nodes may share it: not to be added to in place

@@ -27,6 +27,7 @@ model's own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -72,7 +73,8 @@ class Architecture:
     """Describes the forward pass of one class of models.
 
     Attributes:
-        layers: name and type of every module without modules of its own; a missing one is allowed
+        layers: name and type of every module without modules of its own; a missing one is allowed. Numbers in lists of
+            layers are written ``*``
     """
 
     layers: ClassVar[Mapping[str, type[nn.Module]]]
@@ -80,7 +82,8 @@ class Architecture:
     def __init__(self, model: Any):
         self.model = model
         for name, module in model.named_modules():
-            if next(module.children(), None) is None and type(module) is not self.layers.get(name):
+            rule = self.layers.get(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), self.layers.get(name))
+            if next(module.children(), None) is None and type(module) is not rule:
                 raise GroundingError(
                     f"lrp: {model_name(model)} has no rule for its layer {name} ({type(module).__name__}); add it to"
                     f" {type(self).__module__}, or choose a method of gradients"
@@ -166,4 +169,4 @@ def attention_of_places(steps: Sequence[Tensor], places: Sequence[int]) -> Tenso
     return torch.stack([steps[place] for place in places], 1)
 
 
-from . import up_down  # noqa: E402
+from . import grounded_transformer, up_down  # noqa: E402
