@@ -71,7 +71,7 @@ def test_words_are_what_a_reader_of_the_text_sees(captions) -> None:
     strict, _ = READER.read(tokens, unknown=99)
     assert torch.equal(index, same)
     assert index.shape == tokens.shape
-    most = max(len(spelled(pieces)) + ended for pieces, ended in captions)
+    most = max(1, *(len(spelled(pieces)) + ended for pieces, ended in captions))
     assert ids.shape == (len(captions), most)
     for row, (pieces, ended) in enumerate(captions):
         assert index[row].tolist() == owners(pieces) + [-1] * (tokens.shape[1] - len(pieces))

@@ -16,6 +16,7 @@ from fairseq_grounding.data.prepared import PreparedFolder
 from fairseq_grounding.data.regions import RegionStore
 from fairseq_grounding.dump import read_dump
 from fairseq_grounding.errors import GroundingError
+from fairseq_grounding.scoring.cider import CiderD
 from fairseq_grounding.scoring.grounding import GroundingScorer
 
 from . import commands
@@ -188,19 +189,10 @@ def test_reading_captions_in_pieces_dumps_words(folder: Path, captioner: Path, t
 
 def test_written_captions_are_scored_as_words(folder: Path, captioner: Path, tmp_path: Path) -> None:
     dump = tmp_path / "dump.jsonl"
-    flags = (
-        "--items",
-        "image",
-        "--beam",
-        "2",
-        "--max-len-b",
-        "40",
-        "--gen-subset",
-        "test",
-        "--grounding-dump",
-        str(dump),
+    flags = ("--items", "image", "--beam", "2", "--max-len-b", "40", "--gen-subset", "test")
+    printed = commands.generate(
+        folder, captioner, *flags, "--post-process", "sentencepiece", "--grounding-dump", str(dump)
     )
-    printed = commands.generate(folder, captioner, *flags, "--post-process", "sentencepiece")
     words = PreparedFolder(folder).dictionary()
     rows = list(read_dump(dump))
     hypotheses = commands.lines_of(printed, "H")
@@ -211,19 +203,37 @@ def test_written_captions_are_scored_as_words(folder: Path, captioner: Path, tmp
     assert len(known) > 0.7 * sum(len(row["tokens"]) for row in rows)
     objects = PreparedFolder(folder).objects()
     assert GroundingScorer(objects, protocol="gvd").score(rows)["f1_all"] >= 0
-    overrides = "{'eval_caption_metrics': True, 'eval_grounding': True}"
-    logged = commands.validate(folder, captioner, "--model-overrides", overrides)
-    # of words: a caption of fitting pieces alone would not come near
-    assert logged["valid_cider"] > 0.3
-    assert logged["valid_bleu4"] > 0.05
-    assert logged["valid_attention_accuracy"] >= 0
 
 
-@pytest.mark.parametrize("how", ["first", "mean"])
+def test_validation_scores_words(folder: Path, captioner: Path, tmp_path: Path) -> None:
+    prepared = PreparedFolder(folder)
+    words, split = prepared.dictionary(), prepared.split("valid")
+    most = math.ceil(20 * prepared.meta["sentencepiece"]["train_pieces_per_word"])
+    dump = tmp_path / "dump.jsonl"
+    flags = ("--items", "image", "--beam", "1", "--max-len-b", str(most), "--gen-subset", "valid")
+    commands.generate(folder, captioner, *flags, "--grounding-dump", str(dump))
+    written = {row["image_id"]: row["tokens"] for row in read_dump(dump)}
+    assert len(written) == 4
+    # what the dictionary lacks is like nothing that people said
+    known = set(words.symbols[words.nspecial :])
+    hypotheses = [[words.index(word) if word in known else 999 for word in said] for said in written.values()]
+    captions = [split.tokens[number].tolist() for number in range(len(split))]
+    references = [[c for c, owner in zip(captions, split.image_ids) if owner == image_id] for image_id in written]
+    scorer = CiderD.from_references(references, prepared.document_frequency())
+    expected = scorer.score([[*hypothesis, words.eos()] for hypothesis in hypotheses], range(4)).mean()
+    logged = commands.validate(
+        folder, captioner, "--model-overrides", "{'eval_caption_metrics': True, 'eval_grounding': True}"
+    )
+    assert logged["valid_cider"] == pytest.approx(expected, abs=2e-3)
+    assert logged["valid_cider"] > 0.05
+    assert {"valid_bleu4", "valid_attention_accuracy", "valid_f1_all"} <= set(logged)
+
+
 def test_a_teacher_of_words_teaches_a_captioner_of_pieces(
-    folder: Path, runs: Path, teacher: Path, captioner: Path, tmp_path: Path, how: str
+    folder: Path, runs: Path, teacher: Path, captioner: Path, tmp_path: Path
 ) -> None:
     arch = captioner.parent.name
+    how = "first" if arch == "up_down" else "mean"
     flags = ("--criterion", "kl_attention_distill", "--teacher-path", str(teacher), "--teacher-readout", "similarity")
     flags += ("--attention-weight", "1", "--word-attention", how, "--finetune-from-model", str(captioner))
     losses = []
@@ -234,6 +244,24 @@ def test_a_teacher_of_words_teaches_a_captioner_of_pieces(
         losses.append(commands.validate(folder, tmp_path / str(epochs) / "checkpoint_last.pt")["valid_attention_loss"])
     assert losses[1] < 0.85 * losses[0]
     assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_rewards_are_of_words(folder: Path, teacher: Path, captioner: Path, tmp_path: Path) -> None:
+    flags = ("--criterion", "scst_cider_scan", "--items", "group", "--batch-size", "8", "--max-update", "1")
+    flags += ("--lr", "1e-12")
+    flags += ("--finetune-from-model", str(captioner), "--max-sample-length", "51", "--samples-per-image", "2")
+    matching = ("--reward-path", str(teacher), "--teacher-path", str(teacher), "--baseline", "leave-one-out")
+    logged = []
+    for name, more in (("cider", ("--scan-weight", "0")), ("both", matching)):
+        state = commands.train(folder, tmp_path / name, captioner.parent.name, *flags, *more)
+        assert all(bool(torch.isfinite(weights).all()) for weights in state["model"].values())
+        checkpoint = tmp_path / name / "checkpoint_last.pt"
+        overrides = "{'eval_caption_metrics': True}"
+        logged.append(commands.validate(folder, checkpoint, "--items", "group", "--model-overrides", overrides))
+    # the loss of validation is minus the mean reward of greedy captions, whose CIDEr-D is the metric
+    assert logged[0]["valid_loss"] == pytest.approx(-logged[0]["valid_cider"], abs=2e-3)
+    assert logged[1]["valid_reward_cider"] == pytest.approx(logged[0]["valid_cider"], abs=2e-3)
+    assert 0 < abs(logged[1]["valid_reward_matching"]) <= 1
 
 
 def test_a_captioner_of_words_is_not_read_in_pieces(folder: Path, toy_folder: Path, tmp_path: Path) -> None:

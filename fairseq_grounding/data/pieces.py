@@ -60,7 +60,8 @@ class PieceReader:
                 otherwise any string of pieces would match the references' rare words
 
         Returns:
-            word ids (B,W), the end symbol where the caption has one, padding after it; word_index (B,T)
+            word ids (B,W) with W at least 1, the end symbol where the caption has one, padding after it;
+            word_index (B,T)
         """
         index = self.word_index(tokens)
         unk, eos = self.words.unk(), self.words.eos()
@@ -74,7 +75,7 @@ class PieceReader:
             found = [self._word(tuple(word)) for word in words]
             row = [other if word == unk else word for word in found]
             rows.append([*row, eos] if eos in pieces else row)
-        ids = tokens.new_full((len(rows), max(map(len, rows), default=0)), self.words.pad())
+        ids = tokens.new_full((len(rows), max([1, *map(len, rows)])), self.words.pad())
         for number, row in enumerate(rows):
             ids[number, : len(row)] = torch.tensor(row, dtype=ids.dtype)
         return ids, index
