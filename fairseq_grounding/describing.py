@@ -12,6 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from tqdm import tqdm
 
+from .data.pieces import MARK, PieceReader
 from .data.regions import RegionStore
 from .dump import DECIMALS
 from .errors import GroundingError
@@ -38,7 +39,7 @@ class RegionDescriber:
     Args:
         model: a captioner of this plugin, on the device that it shall work on
         beam: width of the search
-        max_length: words a caption, at most
+        max_length: tokens a caption, at most: words, or for a model that writes pieces, pieces
         batch_size: regions decoded at once, of one or several images
         form: what the model gets of a region. ``snippet``: the region and, as a second one, the whole image, which
             is how ``align --export-snippets`` writes its images; ``image``: the region alone, as if its box were
@@ -50,6 +51,8 @@ class RegionDescriber:
     ) -> None:
         self.model = model
         self.dictionary = model.words
+        spells = any(symbol.startswith(MARK) for symbol in self.dictionary.symbols)
+        self.reader = PieceReader(self.dictionary, self.dictionary) if spells else None
         self.batch_size = batch_size
         self.as_snippets = form == "snippet" or (form == "auto" and getattr(model, "describes_region", False))
         self.device = next(model.parameters()).device
@@ -137,8 +140,12 @@ class RegionDescriber:
             with torch.no_grad():
                 hypotheses = self.generator.generate([self.model], {"net_input": net_input})
             for item, (best, *_) in zip(batch, hypotheses):
-                words = [self.dictionary[token] for token in best["tokens"].tolist() if token != self.dictionary.eos()]
-                yield item.image, item.region, " ".join(words), float(best["score"])
+                yield item.image, item.region, self._text(best["tokens"]), float(best["score"])
+
+    def _text(self, tokens: Tensor) -> str:
+        spoken = [token for token in tokens.tolist() if token != self.dictionary.eos()]
+        words = [self.dictionary[token] for token in spoken] if self.reader is None else self.reader.strings(spoken)
+        return " ".join(words)
 
     @staticmethod
     def _row(

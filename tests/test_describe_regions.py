@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from fairseq.data import Dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,11 +21,13 @@ from fairseq_grounding.data.document_frequency import document_frequency
 from fairseq_grounding.data.prepare import build_dictionary
 from fairseq_grounding.data.prepared import SplitContent, write_prepared_folder
 from fairseq_grounding.data.regions import RegionStore, RegionWriter
+from fairseq_grounding.describing import RegionDescriber
 from fairseq_grounding.files import writing_folder
 from fairseq_grounding.scoring.nms import suppress
 
 from .commands import generate, lines_of, train
 from .conftest import _TOY_COLOURS, TOY_NOUNS
+from .test_multimodal_rnn import build
 
 EMPTY = "nothing here"
 
@@ -243,6 +247,20 @@ def test_any_captioner_describes_a_region_as_an_image(trained, toy_folder, tmp_p
     for n, (score, text) in expected.items():
         assert by_region[n]["text"] == text
         assert by_region[n]["score"] == pytest.approx(float(score) * np.log(2), abs=1e-3)
+
+
+def test_pieces_are_read_as_words(trained):
+    pieces = Dictionary()
+    for piece in ("▁do", "g", "▁runs"):
+        pieces.add_symbol(piece)
+    model = build(pieces, trained.store.feature_size).float()
+    describer = RegionDescriber(model)
+    spelled = torch.tensor([*map(pieces.index, ("▁do", "g", "▁runs")), pieces.eos()])
+    describer.generator.generate = lambda models, sample: [
+        [{"tokens": spelled, "score": torch.tensor(-1.0)}] for _ in sample["net_input"]["src_tokens"]
+    ]
+    (row,) = describer.describe(trained.store, [0], nms=1)
+    assert {region["text"] for region in row["regions"]} == {"dog runs"}
 
 
 def test_the_best_regions_are_drawn(trained, toy_folder, tmp_path):

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--beam", type=int, default=5, metavar="N", help="beam of the search (default: %(default)s)")
     parser.add_argument(
-        "--max-len-b", type=int, default=20, metavar="N", help="words a caption, at most (default: %(default)s)"
+        "--max-len-b", type=int, default=20, metavar="N", help="tokens a caption, at most (default: %(default)s)"
     )
     parser.add_argument(
         "--batch-size", type=int, default=64, metavar="N", help="regions decoded at once (default: %(default)s)"
