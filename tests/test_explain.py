@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from fairseq_grounding.models.multimodal_rnn import MultimodalRnnConfig, Multimo
 from fairseq_grounding.models.scan import ScanConfig, ScanModel
 
 from .slow_lrp import SlowUpDown
-from .test_up_down import CHOICES, FEATURES, WORDS, SimpleNamespace, batch_of, batches, near, pick, small_model
+from .test_up_down import CHOICES, FEATURES, WORDS, batch_of, batches, near, pick, small_model
 
 TASK = SimpleNamespace(target_dictionary=WORDS, model_feature_size=lambda cfg: FEATURES)
 ALL = ("regions", "words", "global_share", "sentinel_share", "logit")
