@@ -374,7 +374,7 @@ def test_a_batch_is_its_captions_one_by_one(name, method, monkeypatch):
     # several captions of an image, in chunks of a few rows
     sample = sample_of([[4, 5, 6, 7], [8], [], [9, 10]], [2, 5, 3], [0, 1, 2, 1])
     if name != "up_down" or method != "lrp":
-        monkeypatch.setattr("fairseq_grounding.explain.gradients.CHUNK", 150)
+        monkeypatch.setattr("fairseq_grounding.explain.rows.CHUNK", 150)
     whole = explain(model, sample, method, steps=3)
     for row in range(4):
         own = pick(sample["net_input"], row)

@@ -18,6 +18,7 @@ from .asked import TARGETS, Asked
 from .explanation import Explanation
 from .layerwise import Found, propagate
 from .lrp import Rules
+from .rows import CaptionerSubject
 
 METHODS = ("lrp", *gradients.METHODS, "ablation", "attention")
 
@@ -88,11 +89,12 @@ def _found(model: Any, net_input: dict[str, Tensor], asked: Asked, method: str, 
     asked.meet(logits)
     if method == "lrp":
         return propagate(model, net_input, logits, asked, rules)
-    if method == "ablation":
-        return explain_by_ablation(model, net_input, logits, asked)
     if method == "attention":
         return _attention(model, extra, logits, asked)
-    return gradients.explain_by_gradients(model, net_input, logits, asked, method, steps)
+    subject = CaptionerSubject(model, net_input, logits, asked)
+    if method == "ablation":
+        return explain_by_ablation(subject)
+    return gradients.explain_by_gradients(subject, method, steps)
 
 
 def _attention(model: Any, extra: Any, logits: Tensor, asked: Asked) -> Found:

@@ -6,7 +6,7 @@ attention, every earlier step and the global vector included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import GroundingError
 from .architectures import model_name
-from .asked import Asked
 from .layerwise import Found
-from .rows import Rows
+from .rows import Rows, Subject
 
 METHODS = ("gradient", "gradient_input", "guided", "grad_cam", "guided_grad_cam", "integrated_gradients")
-
-# numbers of region features, or of logits, in a chunk of rows: 64 MB of float32, of which a pass holds a few
-CHUNK = 1 << 24
 
 _RELUS = (torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu, F.relu_)
 
@@ -66,9 +62,7 @@ def grad_cam(activations: Tensor, gradients: Tensor, mask: Tensor) -> Tensor:
     return (activations * weights).sum(2).relu().masked_fill(~mask, 0.0)
 
 
-def explain_by_gradients(
-    model: Any, net_input: Mapping[str, Tensor], logits: Tensor, asked: Asked, method: str, steps: int = 32
-) -> Found:
+def explain_by_gradients(subject: Subject, method: str, steps: int = 32) -> Found:
     """What the gradient of each asked word says; *method* is one of :data:`METHODS`.
 
     ``gradient``: summed over a region's features (a word's embedding). ``gradient_input``: the product with them,
@@ -80,18 +74,17 @@ def explain_by_gradients(
     Raises:
         GroundingError: the model cannot serve the method
     """
-    value = asked.values(logits).masked_fill(~asked.real, 0.0)
-    shape = net_input["src_tokens"].shape
+    value = subject.value
     found = Found(
-        regions=value.new_zeros(*value.shape, shape[1]),
-        words=value.new_zeros(*value.shape, max(asked.places) + 1),
+        regions=value.new_zeros(*value.shape, subject.net_input["src_tokens"].shape[1]),
+        words=value.new_zeros(*value.shape, subject.steps),
         value=value,
         global_share=torch.zeros_like(value),
         sentinel_share=torch.zeros_like(value),
     )
     start = torch.zeros_like(value)
-    for rows, at in row_chunks(model, net_input, asked):
-        ours = _Gradients(rows, asked, at, method, steps)
+    for rows, at in subject.words_in_turn():
+        ours = _Gradients(rows, method, steps)
         found.regions[at] = ours.regions
         found.words[at[0], at[1], : ours.words.shape[1]] = ours.words
         found.global_share[at] = ours.global_share
@@ -102,40 +95,17 @@ def explain_by_gradients(
     return found
 
 
-def chunk_rows(model: Any, net_input: Mapping[str, Tensor], asked: Asked) -> int:
-    """How many rows to run at once."""
-    features = net_input["features"]
-    vocabulary = len(model.decoder.dictionary)
-    return max(1, CHUNK // max(features.shape[1] * features.shape[2], (max(asked.places) + 1) * vocabulary))
-
-
-def row_chunks(
-    model: Any, net_input: Mapping[str, Tensor], asked: Asked
-) -> Iterator[tuple[Rows, tuple[Tensor, Tensor]]]:
-    """A row for each asked word that is there, a bounded number at a time, with where it belongs in (B,K)."""
-    captions, numbers = asked.real.nonzero(as_tuple=True)
-    ends = torch.tensor(asked.places, device=captions.device)[numbers]
-    # those of one length together: rows as short as can be
-    order = ends.argsort(stable=True)
-    captions, numbers, ends = captions[order], numbers[order], ends[order]
-    size = chunk_rows(model, net_input, asked)
-    for begin in range(0, len(ends), size):
-        part = slice(begin, begin + size)
-        yield Rows(model, net_input, captions[part], ends[part]), (captions[part], numbers[part])
-
-
 class _Gradients:
     """One method on one chunk of rows: regions (N,R), words (N,S), global_share and at_baseline (N,)."""
 
-    def __init__(self, rows: Rows, asked: Asked, at: tuple[Tensor, Tensor], method: str, steps: int):
-        self.rows, self.asked, self.at, self.method = rows, asked, at, method
-        self.mask = rows.net_input["src_tokens"].ne(rows.model.decoder.dictionary.pad())
-        self.at_baseline = rows.features.new_zeros(len(rows.ends))
+    def __init__(self, rows: Rows, method: str, steps: int):
+        self.rows, self.method, self.mask = rows, method, rows.mask
+        self.at_baseline = rows.features.new_zeros(len(rows.features))
         if method == "integrated_gradients":
             self.regions, self.words, self.global_share = self._along_the_path(steps)
             with torch.no_grad():
                 zeros = torch.zeros_like(rows.features), torch.zeros_like(rows.words)
-                self.at_baseline = asked.values(rows.logits(*zeros), at)
+                self.at_baseline = rows.numbers(*zeros)
         elif method in ("guided", "guided_grad_cam"):
             with Guided() as guided:
                 self.regions, self.words, self.global_share = self._at(1.0, "gradient")
@@ -160,7 +130,7 @@ class _Gradients:
         features = (rows.features * scale).requires_grad_()
         words = (rows.words * scale).requires_grad_()
         with torch.enable_grad():
-            number = self.asked.values(rows.logits(features, words), self.at).sum()
+            number = rows.numbers(features, words).sum()
         global_vector = rows.encoded.get("global")
         wanted = [features, words]
         if method == "grad_cam":
