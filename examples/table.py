@@ -247,12 +247,18 @@ def main() -> int:
     parser.add_argument("reports", nargs="*", type=Path, metavar="JSON", help="reports; none: nothing was run yet")
     parser.add_argument("--paper", type=Path, metavar="FILE", help="published figures (see above)")
     parser.add_argument("--table", metavar="NAME", help="which table of --paper")
+    parser.add_argument("--list", action="store_true", help="print the names of the table's runs and no more")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the Markdown there")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write CSV, figures unrounded")
     args = parser.parse_args()
     try:
         if (args.paper is None) != (args.table is None):
             raise BadInput("--paper and --table: give both or neither")
+        if args.list:
+            if args.paper is None:
+                raise BadInput("--list: needs --paper and --table")
+            print(*paper_figures(args.paper, args.table)[0]["rows"])
+            return 0
         if args.paper is None and not args.reports:
             raise BadInput("no report: give the files that evaluate ... --json wrote")
         runs = collect({str(path): read_json(path) for path in args.reports})

@@ -88,12 +88,12 @@ def cache_teacher(
 
 def _attention(
     teacher: Teacher, dataset: GroundedCaptionDataset, readout: str, cpu: bool, name: str
-) -> Iterator[Tensor]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     on_gpu = torch.cuda.is_available() and not cpu
     for start in tqdm(range(0, len(dataset), IMAGES), desc=name, unit=f" x {IMAGES} images", disable=None):
         sample = dataset.collater(list(range(start, min(start + IMAGES, len(dataset)))))
         sample = utils.move_to_cuda(sample) if on_gpu else sample
-        attention = teacher.attention(sample, readout).cpu()
+        attention, grounded = (tensor.cpu() for tensor in teacher.attention(sample, readout))
         lengths = (dataset.caption_sizes[sample["caption"].cpu().numpy()] - 1).tolist()
         for row, (length, regions) in enumerate(zip(lengths, sample["net_input"]["src_lengths"].tolist())):
-            yield attention[row, :length, :regions]
+            yield attention[row, :length, :regions], grounded[row, :length]

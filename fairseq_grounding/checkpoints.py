@@ -72,7 +72,7 @@ def load_matching_model(path: str | os.PathLike[str], flag: str) -> MatchingMode
     name, model = _load(path, flag)
     if not isinstance(model, MatchingModel):
         raise GroundingError(
-            f"{flag} {path}: holds the captioner {name}; give a checkpoint of a matching model (scan, pos_scan)"
+            f"{flag} {path}: holds the captioner {name}; give a checkpoint of a matching model (scan, pos_scan, dvsa)"
         )
     return model
 

@@ -70,6 +70,26 @@ def test_losses_from_a_cache_equal_those_with_the_teacher(
             assert float(total / counted) == pytest.approx(float(expected / count), abs=tolerance)
 
 
+def test_a_teacher_of_more_than_nouns_is_followed_at_all_that_it_grounds(toy_folder: Path, tmp_path: Path) -> None:
+    commands.train(
+        *(toy_folder, tmp_path / "wide", "pos_scan", "--ground-pos", "NOUN,ADJ", "--batch-size", "16"),
+        *("--max-update", "1"),
+    )
+    last = tmp_path / "wide" / "checkpoint_last.pt"
+    assert main(["cache-teacher", str(toy_folder), "--teacher-path", str(last), "--out", str(tmp_path / "a.h5")]) == 0
+    task = GroundedCaptionTask(GroundedCaptionConfig(data=str(toy_folder), items="group"))
+    task.load_dataset("train")
+    sample = task.datasets["train"].collater([1, 2])
+    adjectives = {"blue", "black", "yellow", "dirty"}
+    words = [[task.dictionary[token] for token in row] for row in sample["target"].tolist()]
+    grounded = sum(word in adjectives for row in words for word in row) + int(sample["noun_mask"].sum())
+    assert grounded > int(sample["noun_mask"].sum())
+    uniform = torch.full((*sample["target"].shape, sample["net_input"]["src_tokens"].shape[1]), 0.1)
+    for source in ({"teacher_path": str(last)}, {"teacher_attention": str(tmp_path / "a.h5")}):
+        count = AttentionSupervision(AttentionSupervisionConfig(**source), task)(sample, uniform)[1]
+        assert int(count) == grounded
+
+
 def test_a_run_from_a_cache_equals_one_with_the_teacher(toy_folder: Path, teachers: Path, tmp_path: Path) -> None:
     flags = (*DISTILL, "--max-epoch", "2", "--no-epoch-checkpoints")
     teacher = ("--teacher-path", checkpoint(teachers, "pos_scan"))

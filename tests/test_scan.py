@@ -296,8 +296,9 @@ def test_the_teacher_reads_the_students_batch_by_its_own_words():
     teacher.model.float()
     captions = [[(5, 1), (6, 0), (7, 1)], [(8, 0), (9, 0)]]
     sample = sample_of(captions, [3, 2], image_index=[1, 0])
-    attention = teacher.attention(sample, "normalised")
+    attention, grounded = teacher.attention(sample, "normalised")
     assert attention.shape == (2, 4, 3)
+    assert grounded.tolist() == [[True, False, True, False], [False] * 4]
     assert not attention.requires_grad
     theirs = [[(own.index(WORDS[token]), noun) for token, noun in caption] for caption in captions]
     same = sample_of(theirs, [3, 2], image_index=[1, 0])

@@ -313,7 +313,7 @@ def test_distillation_of_drawn_captions(
         student = run.model(**rows, prev_output_tokens=before)[1]["attn"][0]
         nouns = torch.tensor([[words[t] in {"dog", "car", "cat"} for t in row] for row in target.tolist()])
         sample = {"net_input": rows, "target": target, "noun_mask": nouns}
-        taught = run.criterion.supervision.teacher.attention(sample, "similarity")
+        taught = run.criterion.supervision.teacher.attention(sample, "similarity")[0]
     spoken = target.ne(words.pad()) & target.ne(words.eos())
     chosen = nouns if attention_words == "nouns" else spoken
     expected = 0.0

@@ -35,7 +35,12 @@ def attention_of(shapes: list[tuple[int, int]], seed: int) -> list[torch.Tensor]
 
 def split_of(rows: list[torch.Tensor]) -> SplitAttention:
     words, regions = np.array([tuple(row.shape) for row in rows]).T
-    return SplitAttention(words, regions, rows)
+    return SplitAttention(words, regions, [(row, grounded_of(row)) for row in rows])
+
+
+def grounded_of(row: torch.Tensor) -> torch.Tensor:
+    """Some of its words."""
+    return row.sum(1) > 1.0
 
 
 @settings(max_examples=30, deadline=None)
@@ -58,11 +63,14 @@ def test_what_is_written_is_read_back_in_any_order(tmp_path_factory, train, vali
     for name, own in rows.items():
         chosen = data.draw(st.lists(st.integers(0, len(own) - 1), min_size=1, max_size=8))
         widest = [max(own[number].shape[side] for number in chosen) + more[side] for side in (0, 1)]
-        found = cache.attention(name, chosen, *widest)
+        found, grounded = cache.attention(name, chosen, *widest)
+        assert grounded.shape == found.shape[:2]
         assert found.shape == (len(chosen), *widest)
         assert found.dtype == torch.float32
-        for got, number in zip(found, chosen):
+        for got, mask, number in zip(found, grounded, chosen):
             words, regions = own[number].shape
+            assert torch.equal(mask[:words], grounded_of(own[number]))
+            assert not mask[words:].any()
             assert torch.allclose(got[:words, :regions], own[number], rtol=0, atol=5e-4 if half else 0)
             assert not got[words:].any()
             assert not got[:, regions:].any()
@@ -72,10 +80,10 @@ def test_a_cache_in_use_is_pickled_without_what_it_mapped(tmp_path: Path) -> Non
     rows = attention_of([(40, 50)] * 20, 3)
     write_teacher_cache(tmp_path / "a.h5", ORIGIN, {"train": split_of(rows)}, "float32")
     cache = TeacherCache(tmp_path / "a.h5")
-    before = cache.attention("train", [7], 40, 50)
+    before, _ = cache.attention("train", [7], 40, 50)
     packed = pickle.dumps(cache)
     assert len(packed) < 2000
-    assert torch.equal(pickle.loads(packed).attention("train", [7], 40, 50), before)
+    assert torch.equal(pickle.loads(packed).attention("train", [7], 40, 50)[0], before)
 
 
 def test_writing_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -83,8 +91,8 @@ def test_writing_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     write_teacher_cache(path, ORIGIN, {"train": split_of(rows)}, "float32")
     before = path.read_bytes()
 
-    def failing() -> Iterator[torch.Tensor]:
-        yield rows[0]
+    def failing() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield rows[0], grounded_of(rows[0])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -32,7 +32,8 @@ matching=(--criterion image_text_triplet --batch-size 128 --lr 2e-4 --lr-schedul
 captioner=(--items group --batch-size 29 --max-target-positions 17 --eval-caption-metrics --best-checkpoint-metric cider)
 pretraining=(--lr 5e-4 --lr-scheduler epoch_step --step-epochs 3 --step-factor 0.8 --clip-value 0.1 --max-epoch 30
     --scheduled-sampling-increase 0.05 --scheduled-sampling-every 5 --scheduled-sampling-max 0.25)
-finetuning=(--criterion scst_cider_scan --lr 5e-5 --lr-scheduler fixed --clip-value 0.1 --max-epoch 80)
+# without dropout, so that what is trained is the policy that captions are drawn from
+finetuning=(--criterion scst_cider_scan --dropout 0 --lr 5e-5 --lr-scheduler fixed --clip-value 0.1 --max-epoch 80)
 arch=up_down
 small_captioner=()
 
@@ -127,7 +128,7 @@ table() {
             reports+=("$out/$name.grounding.json")
         fi
         if [ "$kind" = written ]; then
-            quietly "$out/$name.log" fairseq-grounding evaluate captions "${dumps[@]}" --data "$data" \
+            quietly "$out/$name.log" fairseq-grounding evaluate captions "${dumps[@]}" --data "$data" --split "$split" \
                 --json "$out/$name.captions.json"
             reports+=("$out/$name.captions.json")
         fi
@@ -138,8 +139,5 @@ table() {
 
 # runs_of TABLE: the runs that have a row in it
 runs_of() {
-    python - examples/flickr30k_entities/paper.json "$1" <<'END'
-import json, sys
-print(*json.load(open(sys.argv[1], encoding="utf-8"))[sys.argv[2]]["rows"])
-END
+    python examples/table.py --paper examples/flickr30k_entities/paper.json --table "$1" --list
 }

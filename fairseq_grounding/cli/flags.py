@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a task, architecture or criterion of the plugin, such as up_down (default: all)",
+        help="a task, architecture, criterion or learning-rate schedule of the plugin, such as up_down (default: all)",
     )
 
 
@@ -45,11 +45,16 @@ def _groups() -> dict[str, tuple[str, Any]]:
     """Name -> the flag that chooses it, and its configuration."""
     from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+    from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
     plugin = __name__.partition(".")[0]
     found: dict[str, tuple[str, Any]] = {}
-    registries = (("--task", TASK_DATACLASS_REGISTRY), ("--criterion", CRITERION_DATACLASS_REGISTRY))
+    registries = (
+        ("--task", TASK_DATACLASS_REGISTRY),
+        ("--criterion", CRITERION_DATACLASS_REGISTRY),
+        ("--lr-scheduler", LR_SCHEDULER_DATACLASS_REGISTRY),
+    )
     for flag, registry in registries:
         found.update({name: (flag, config) for name, config in registry.items() if _is_ours(config, plugin)})
     by_class = {id(ARCH_MODEL_REGISTRY[name]): config for name, config in MODEL_DATACLASS_REGISTRY.items()}

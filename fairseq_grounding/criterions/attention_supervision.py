@@ -53,7 +53,10 @@ class AttentionSupervisionConfig(FairseqDataclass):
     )
     attention_words: ChoiceEnum(["nouns", "all"]) = field(  # type: ignore[valid-type]
         default="nouns",
-        metadata={"help": "at which words the teacher is followed (annotation says itself which words have boxes)"},
+        metadata={
+            "help": "at which words the teacher is followed: nouns (and what else its --ground-pos names), or all;"
+            " annotation says itself which words have boxes"
+        },
     )
     attention_loss: ChoiceEnum(KINDS) = field(  # type: ignore[valid-type]
         default="kl",
@@ -127,17 +130,16 @@ class AttentionSupervision:
         if self.annotation is not None:
             return self.annotation(words)
         if self.cache is not None:
-            return self._cached(self.cache, words), self._mask(words)
-        assert self.teacher is not None
-        return self.teacher.attention(words, self.readout), self._mask(words)
-
-    def _mask(self, words: Dict[str, Any]) -> Tensor:
+            target, grounded = self._cached(self.cache, words)
+        else:
+            assert self.teacher is not None
+            target, grounded = self.teacher.attention(words, self.readout)
         if self.words == "nouns":
-            return words["noun_mask"].bool()
-        target, dictionary = words["target"], self.task.word_dictionary
-        return target.ne(dictionary.pad()) & target.ne(dictionary.eos())
+            return target, grounded
+        read, dictionary = words["target"], self.task.word_dictionary
+        return target, read.ne(dictionary.pad()) & read.ne(dictionary.eos())
 
-    def _cached(self, cache: TeacherCache, words: Dict[str, Any]) -> Tensor:
+    def _cached(self, cache: TeacherCache, words: Dict[str, Any]) -> Tuple[Tensor, Tensor]:
         captions, read, net_input = words["caption"].tolist(), words["target"], words["net_input"]
         lengths = read.ne(self.task.word_dictionary.pad()).sum(1).cpu().numpy() - 1
         stored_lengths, stored_regions = cache.shapes(words["split"])
@@ -156,8 +158,9 @@ class AttentionSupervision:
                 f"{name} {captions[row]} of {words['split']} has {stored_regions[captions[row]]} regions in it and"
                 f" {regions[row]} here; run cache-teacher with this run's --regions and --max-regions"
             )
-        attention = cache.attention(words["split"], captions, read.shape[1], net_input["src_tokens"].shape[1])
-        return attention.to(read.device)
+        shape = read.shape[1], net_input["src_tokens"].shape[1]
+        attention, grounded = cache.attention(words["split"], captions, *shape)
+        return attention.to(read.device), grounded.to(read.device)
 
     def _load_teacher(self, path: Optional[str]) -> None:
         if path is None:

@@ -81,8 +81,8 @@ class ImageTextTripletCriterion(FairseqCriterion):
         matcher = unwrap(model)
         if not isinstance(matcher, MatchingModel):
             raise GroundingError(
-                f"--criterion image_text_triplet trains a matching model (scan, pos_scan); {type(matcher).__name__}"
-                " is none: use cross_entropy or kl_attention_distill"
+                "--criterion image_text_triplet trains a matching model (scan, pos_scan, dvsa);"
+                f" {type(matcher).__name__} is none: use cross_entropy or kl_attention_distill"
             )
         encoded = model(**sample["net_input"], target=sample["target"], noun_mask=sample["noun_mask"])
         image_index = sample["net_input"]["image_index"]

@@ -43,7 +43,9 @@ class Rewards(NamedTuple):
 class ScstCiderScanConfig(AttentionSupervisionConfig):
     reward_path: Optional[str] = field(
         default=None,
-        metadata={"help": "checkpoint of the matching model whose score is a part of the reward (scan, pos_scan)"},
+        metadata={
+            "help": "checkpoint of the matching model whose score is a part of the reward (scan, pos_scan, dvsa)"
+        },
     )
     cider_weight: float = field(default=1.0, metadata={"help": "weight of CIDEr-D (0 to 10) in the reward"})
     scan_weight: float = field(

@@ -42,8 +42,8 @@ class SplitAttention(NamedTuple):
     """(C,) words of each caption"""
     regions: np.ndarray
     """(C,) regions of each caption's image"""
-    rows: Iterable[Tensor]
-    """of each caption, in order, the attention (W,R)"""
+    rows: Iterable[tuple[Tensor, Tensor]]
+    """of each caption, in order, the attention (W,R) and which words the teacher grounds (W,)"""
 
 
 def write_teacher_cache(
@@ -69,8 +69,11 @@ def write_teacher_cache(
             flat = group.create_dataset("attention", (int(offsets[-1]),), dtype)
             group["words"], group["regions"] = split.words.astype(np.int32), split.regions.astype(np.int32)
             group["offsets"] = offsets
-            for number, rows in enumerate(split.rows):
+            grounded = []
+            for number, (rows, mask) in enumerate(split.rows):
                 flat[offsets[number] : offsets[number + 1]] = rows.numpy().astype(dtype).reshape(-1)
+                grounded.append(mask.numpy().astype(np.uint8))
+            group["grounded"] = np.concatenate(grounded)
 
 
 class TeacherCache:
@@ -111,7 +114,7 @@ class TeacherCache:
                 with h5py.File(self.path) as file:
                     group = file[name]
                     stored = group["attention"]
-                    index = tuple(group[part][:] for part in ("words", "regions", "offsets"))
+                    index = tuple(group[part][:] for part in ("words", "regions", "offsets", "grounded"))
                     place, shape, dtype = stored.id.get_offset(), stored.shape, stored.dtype
                 # an empty data set has no place in the file
                 flat = np.zeros(0, dtype) if place is None else np.memmap(self.path, dtype, "r", place, shape)
@@ -122,11 +125,13 @@ class TeacherCache:
 
     def shapes(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """How many words each caption of *split* has, and how many regions its image: (C,) and (C,)."""
-        _, words, regions, _ = self._open(split)
+        _, words, regions, *_ = self._open(split)
         return words, regions
 
-    def attention(self, split: str, captions: list[int], words: int, regions: int) -> Tensor:
-        """Where each word of these captions looks, (B,W,R) in single precision, zeros at padding.
+    def attention(self, split: str, captions: list[int], words: int, regions: int) -> tuple[Tensor, Tensor]:
+        """Where each word of these captions looks (B,W,R), and which of them the teacher grounds (B,W).
+
+        Attention is in single precision, zero at padding.
 
         Args:
             split: name
@@ -134,10 +139,14 @@ class TeacherCache:
             words: W, at least as many as any of them has
             regions: R, at least as many as any of their images has
         """
-        flat, own_words, own_regions, offsets = self._open(split)
+        flat, own_words, own_regions, offsets, grounded = self._open(split)
         found = torch.zeros(len(captions), words, regions)
+        mask = torch.zeros(len(captions), words, dtype=torch.bool)
+        first_words = np.cumsum(own_words, dtype=np.int64) - own_words
         for row, number in enumerate(captions):
             shape = int(own_words[number]), int(own_regions[number])
             block = np.array(flat[offsets[number] : offsets[number + 1]], np.float32)
             found[row, : shape[0], : shape[1]] = torch.from_numpy(block.reshape(shape))
-        return found
+            start = int(first_words[number])
+            mask[row, : shape[0]] = torch.from_numpy(grounded[start : start + shape[0]] > 0)
+        return found, mask

@@ -82,6 +82,8 @@ class Teacher:
         )
 
     @torch.no_grad()
-    def attention(self, sample: dict[str, Any], readout: str) -> Tensor:
-        """Where the teacher looks at each token of ``target``: (B,T,R), zeros where it does not."""
-        return self.model.attend_own(self.encode(sample), sample["net_input"]["image_index"], readout)[1]
+    def attention(self, sample: dict[str, Any], readout: str) -> tuple[Tensor, Tensor]:
+        """Where the teacher looks at each token of ``target`` (B,T,R), zeros where it does not; and which tokens it
+        grounds (B,T): the nouns, and what else its ``--ground-pos`` names."""
+        encoded = self.encode(sample)
+        return self.model.attend_own(encoded, sample["net_input"]["image_index"], readout)[1], encoded.noun_mask
