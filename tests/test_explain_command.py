@@ -159,7 +159,7 @@ def bad_inputs(toy_folder, toy_data, checkpoints, tmp_path):
 
 
 REFUSED = [
-    (("--given", "--position", 40), "position 40: is past the end of caption 0 (image toy20), whose last word"),
+    (("--given", "--position", 40), "position 40: is past the end of caption 0 (image toy20); it has those from 0 to"),
     (("--method", "magic"), "method 'magic': it can be lrp, gradient"),
     (("--given", "--regions", "{bad}/nan.h5"), "nan.h5: the features of image 'toy21' hold NaN or infinity"),
     (("--given", "--regions", "{bad}/wide.h5"), "reads features of width 12, {bad}/wide.h5 has 13"),

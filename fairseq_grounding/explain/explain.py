@@ -18,7 +18,8 @@ from .asked import TARGETS, Asked
 from .explanation import Explanation
 from .layerwise import Found, propagate
 from .lrp import Rules
-from .rows import CaptionerSubject
+from .matching import MatchingSubject, explain_matching
+from .rows import CaptionerSubject, padding_of
 
 METHODS = ("lrp", *gradients.METHODS, "ablation", "attention")
 
@@ -35,11 +36,14 @@ def explain(
     alpha: float | None = None,
     steps: int = 32,
     positions: Sequence[int] | None = None,
+    readout: str = "normalised",
 ) -> Explanation:
     """Explain every word of every caption of a batch.
 
     Args:
-        model: a captioner; ``lrp`` needs a description of its layers (:mod:`.architectures`), the others none
+        model: a captioner; ``lrp`` needs a description of its layers (:mod:`.architectures`), the others none. Or a
+            matching model: then each word's similarity with the regions that it attends to is explained, ``lrp`` is
+            not there, and *target* and *token* are left as they are
         sample: a batch as the data set hands it out, on the model's device: ``net_input`` with
             ``prev_output_tokens``, and ``target`` (B,T), padding after the end; ``id`` and ``image_ids``, where they
             are there, name captions in errors
@@ -49,13 +53,14 @@ def explain(
         epsilon, bias, alpha: of lrp, see :class:`~fairseq_grounding.explain.lrp.Rules`
         steps: of integrated_gradients: points on the path
         positions: explain these words alone, 0 the first of a caption; every caption must have them
+        readout: of matching models, how words attend: ``normalised`` or ``similarity``
 
     Returns:
         an :class:`Explanation` in the model's type, on its device; the model's mode and gradients are left alone
 
     Raises:
-        GroundingError: an unknown or unfit method, no captioner, a caption without any region, features that are not
-            finite, a position past a caption's end, a token that is no word
+        GroundingError: an unknown or unfit method, a caption without any region, features that are not finite, a
+            position past a caption's end, a token that is no word
     """
     if method not in METHODS:
         raise GroundingError(f"method {method!r}: it can be {', '.join(METHODS)}")
@@ -65,18 +70,26 @@ def explain(
         raise GroundingError(f"steps {steps}: give at least 1")
     rules = Rules(epsilon, bias, alpha)
     model = unwrap(model)
-    if isinstance(model, MatchingModel):
-        raise GroundingError(f"{model_name(model)} is a matching model and writes no captions; explain a captioner")
-    if sample.get("target") is None or "prev_output_tokens" not in sample["net_input"]:
+    if sample.get("target") is None:
         raise GroundingError("the batch holds no captions to explain (--items image hands out none)")
     net_input = _checked_input(model, sample)
+    if isinstance(model, MatchingModel) and (target != "logit" or token is not None):
+        raise GroundingError(
+            f"{model_name(model)} is a matching model and gives words no logits: leave target and token"
+        )
     asked = _asked(model, sample, target, token, positions)
     training = model.training
     model.eval()
     try:
         # cuDNN runs no recurrent layer backwards in evaluation mode
         with torch.backends.cudnn.flags(enabled=False):
-            found = _found(model, net_input, asked, method, rules, steps)
+            if isinstance(model, MatchingModel):
+                nouns = sample.get("noun_mask", torch.zeros_like(sample["target"]))
+                subject = MatchingSubject(model, net_input, sample["target"], nouns, readout, asked.places)
+                found = explain_matching(subject, method, steps)
+                asked = Asked("similarity", list(range(subject.steps)), sample["target"], subject.real)
+            else:
+                found = _found(model, net_input, asked, method, rules, steps)
     finally:
         model.train(training)
     return _spread(found, asked, method, sample["target"].shape[1])
@@ -121,7 +134,7 @@ def _checked_input(model: Any, sample: Mapping[str, Any]) -> dict[str, Tensor]:
     kind = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     net_input["features"] = net_input["features"].to(kind)
     net_input["boxes"] = net_input["boxes"].to(kind)
-    real = net_input["src_tokens"].ne(model.decoder.dictionary.pad())
+    real = net_input["src_tokens"].ne(padding_of(model))
     empty = ~real.any(1)
     if empty.any():
         raise GroundingError(f"caption {_name(sample, empty)}: all regions of its image are masked; leave it out")
@@ -158,8 +171,11 @@ def _asked(
     positions: Sequence[int] | None,
 ) -> Asked:
     tokens = sample["target"]
-    pad = model.decoder.dictionary.pad()
-    real = tokens.ne(pad) & sample["net_input"]["prev_output_tokens"].ne(pad)
+    real = tokens.ne(padding_of(model))
+    if isinstance(model, MatchingModel):
+        real &= tokens.ne(model.words.eos())
+    if not real.any():
+        raise GroundingError("the batch holds no words to explain")
     places = list(range(int(real.any(0).nonzero().max()) + 1)) if positions is None else sorted(set(positions))
     if not places or places[0] < 0:
         raise GroundingError(f"positions {positions}: give numbers from 0 on")
@@ -168,8 +184,8 @@ def _asked(
         if short.any():
             row = int(short.nonzero()[0])
             raise GroundingError(
-                f"position {places[-1]}: is past the end of caption {_name(sample, short)}, whose last word (its end"
-                f" symbol) is {int(real[row].sum()) - 1}"
+                f"position {places[-1]}: is past the end of caption {_name(sample, short)}; it has those from 0 to"
+                f" {int(real[row].sum()) - 1}"
             )
     if token is not None:
         words = torch.as_tensor(token, device=tokens.device)

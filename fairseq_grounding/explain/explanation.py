@@ -17,10 +17,11 @@ class Explanation:
 
     Attributes:
         method: how it was computed
-        target: what is explained: ``logit``, ``margin`` or ``probability``
+        target: what is explained: ``logit``, ``margin`` or ``probability``; of matching models ``similarity``
         regions: (B,T,R) relevance of each region, by whatever way it reached the word
         words: (B,T,T) relevance of each word read before: ``words[b,t,s]`` is that of the decoder's input at step s,
-            so s = 0 is the start symbol and s the word s-1 of the caption; s <= t
+            so s = 0 is the start symbol and s the word s-1 of the caption; s <= t. By a matching model, which reads the
+            whole caption, that of its word s
         global_share: (B,T) how much relevance went through the vector of the whole image; it is in ``regions`` already
             (but for what, by ``lrp``, the biases of its embedding keep); 0 where the method does not tell
         sentinel_share: (B,T) how much relevance went through the sentinel (by ``attention``: its weight); 0 for models
