@@ -226,7 +226,9 @@ def paper_figures(path: Path, name: str) -> tuple[dict[str, Any], str]:
     titles = {title for columns in (*COLUMNS.values(), *MORE_COLUMNS.values()) for title in columns.values()}
     if unknown := [title for title in table["columns"] if title not in titles]:
         raise BadInput(f"{path}: {name} has the column {unknown[0]!r}, which no report has")
-    return table, f"(paper): {table.get('table', name)}. {content.get('source', '')}".rstrip()
+    source = content.get("source", "")
+    quotes = any(figure is not None for row in table["rows"].values() for figure in row[1:])
+    return table, f"(paper): {table.get('table', name)}. {source}".rstrip() if quotes else source
 
 
 def write(path: Path, text: str) -> None:

@@ -93,3 +93,25 @@ for run in $wanted; do
     dump "$run" "$run.given" test --score-reference
     dump "$run" "$run.written" test --items image --beam 1 --max-len-b 20
 done
+
+# what is there of all runs, whichever this call was for
+given=() written=()
+for run in $matching_runs; do
+    for readout in normalised similarity; do given+=("$run.$readout"); done
+done
+for run in $captioner_runs $finetuned_runs; do given+=("$run.given") written+=("$run.written"); done
+mapfile -t given < <(done_of "${given[@]}")
+mapfile -t written < <(done_of "${written[@]}")
+reports=()
+if [ ${#given[@]} -gt 0 ]; then
+    fairseq-grounding evaluate grounding "${given[@]}" --data "$data" --protocol phrase --regions "$out/regions.h5" \
+        --json "$out/phrase.json"
+    reports+=("$out/phrase.json")
+fi
+if [ ${#written[@]} -gt 0 ]; then
+    fairseq-grounding evaluate grounding "${written[@]}" --data "$data" --protocol gvd --json "$out/gvd.json"
+    fairseq-grounding evaluate captions "${written[@]}" --data "$data" --json "$out/captions.json"
+    reports+=("$out/gvd.json" "$out/captions.json")
+fi
+python examples/table.py "${reports[@]}" --paper examples/flickr8k/runs.json --table grid --out "$out/table.md" \
+    --csv "$out/table.csv"
