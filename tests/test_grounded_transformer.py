@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -347,3 +349,27 @@ def test_it_is_taught_by_the_same_criterion(toy_folder: Path, runs: Path, captio
         )
         losses.append(commands.validate(toy_folder, save_dir / "checkpoint_last.pt")["valid_attention_loss"])
     assert losses[1] < 0.7 * losses[0]
+
+
+def test_it_is_rewarded_by_the_same_criterion_while_it_is_taught(
+    toy_folder: Path, runs: Path, captioner: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    teacher = runs / "reward" / "checkpoint_last.pt"
+    commands.train(toy_folder, runs / "reward", "pos_scan", "--batch-size", "16", "--max-update", "2")
+    state = commands.train(
+        *(toy_folder, runs / "rewarded", "grounded_transformer", "--criterion", "scst_cider_scan", "--items", "group"),
+        *("--batch-size", "8", "--region-geometry", "box5", "--alignment-heads", "2", "--max-epoch", "2"),
+        *("--reward-path", str(teacher), "--teacher-path", str(teacher), "--finetune-from-model", str(captioner)),
+        *("--log-format", "json", "--dropout", "0", "--no-epoch-checkpoints"),
+    )
+    (*_, last) = [record.getMessage() for record in caplog.records if record.name == "train"]
+    logged = json.loads(last[last.index("{") :])
+    assert float(logged["train_reward"]) == pytest.approx(
+        float(logged["train_reward_cider"]) + float(logged["train_reward_matching"]), abs=1e-3
+    )
+    assert float(logged["train_attention_loss"]) > 0
+    before = torch.load(captioner)["model"]
+    moved = [name for name, weights in state["model"].items() if not torch.equal(weights, before[name])]
+    assert any("decoder.layers" in name for name in moved)
+    assert any("encoder" in name for name in moved)
