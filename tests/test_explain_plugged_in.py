@@ -10,7 +10,7 @@ from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel
 from torch import nn
 
 from fairseq_grounding.explain import METHODS, explain
-from fairseq_grounding.explain.architectures import Architecture, Replay, attention_of_places, describes, first_word
+from fairseq_grounding.explain.architectures import Architecture, Replay, describes, first_word
 from fairseq_grounding.explain.cells import lstm_cell
 from fairseq_grounding.modules.recurrent_decoder import RecurrentDecoder, gate_layer
 from fairseq_grounding.modules.recurrent_decoder import lstm_cell as plain_cell
@@ -91,7 +91,7 @@ class Description(Architecture):
         embedded = tape.linear("embedding", [(regions, embedding.weight)], embedding.bias)
         values = tape.linear("values", [(embedded, projection.weight)], projection.bias)
         hidden = cell = None
-        words, outputs, attention, sentinels = [], [], [], []
+        words, outputs, sentinels = [], [], []
         for step in range(places[-1] + 1):
             tokens = net_input["prev_output_tokens"][:, step]
             word = tape.input(decoder.embedding(tokens), first_word(places, step))
@@ -107,13 +107,11 @@ class Description(Architecture):
             output = tape.weighted("output", [(hidden, 1.0), (sentinel, beta), (context, 1 - beta)])
             words.append(word)
             outputs.append(output)
-            attention.append(weights.mean(1))
             sentinels.append(sentinel)
         return Replay(
             outputs=[outputs[place] for place in places],
             regions=[regions],
             words=words,
-            attention=attention_of_places(attention, places),
             sentinel=sentinels,
             heads=[values],
             number_of_heads=HEADS,

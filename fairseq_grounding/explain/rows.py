@@ -1,8 +1,8 @@
 """A model run on rows of one's own making, with handles on what goes in: for methods of gradients and ablation.
 
-A captioner may be any that has a module ``decoder.embedding`` (or ``embed_tokens``) which embeds
-its words. Methods that look at embedded regions want a module ``encoder.region_embedding`` too, and the share of the
-global vector an entry ``global`` in what the encoder returns.
+A captioner may be any that embeds its words by a module ``decoder.embedding`` (or ``embed_tokens``). Methods that look
+at embedded regions want a module ``encoder.region_embedding`` too, and the share of the global vector an entry
+``global`` in what the encoder returns. For matching models see :mod:`.matching`.
 """
 
 from __future__ import annotations

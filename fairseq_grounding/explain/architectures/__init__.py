@@ -52,7 +52,6 @@ class Replay:
         outputs: for each explained word, what the vocabulary projection reads (B,O)
         regions: inputs (B,R,.) whose totals add up to the regions' relevance
         words: for each step an input (B,.), the embedding that it read; or one input (B,T,.) with all of them
-        attention: (B,K,R) for each explained word
         global_vector: what stands for the whole image, where there is such a thing
         sentinel: what stands for no region, at each step where it is mixed in
         heads: what the heads of an attention read (B,R,F), in equal parts; the relevance of regions is given for each
@@ -62,7 +61,6 @@ class Replay:
     outputs: Sequence[Node]
     regions: Sequence[Node]
     words: Sequence[Node]
-    attention: Tensor
     global_vector: Sequence[Node] = ()
     sentinel: Sequence[Node] = ()
     heads: Sequence[Node] = ()
@@ -162,11 +160,6 @@ def encoded_regions(
 def first_word(places: Sequence[int], step: int) -> int:
     """The first of the explained words (their *places* ascending) that *step* can speak for."""
     return sum(place < step for place in places)
-
-
-def attention_of_places(steps: Sequence[Tensor], places: Sequence[int]) -> Tensor:
-    """(B,K,R) of the attention (B,R) at each step."""
-    return torch.stack([steps[place] for place in places], 1)
 
 
 from . import grounded_transformer, up_down  # noqa: E402

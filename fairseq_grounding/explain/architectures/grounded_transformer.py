@@ -74,7 +74,7 @@ class GroundedTransformer(Architecture):
         hidden = _norm(tape, "region embedding: norm", hidden, encoder.embedding_norm)
         for number, layer in enumerate(encoder.layers):
             name = f"encoder layer {number}"
-            hidden, _ = _attention(tape, f"{name}: attention", hidden, hidden, mask, layer, "self_attn")
+            hidden = _attention(tape, f"{name}: attention", hidden, hidden, mask, layer, "self_attn")
             hidden = _feed_forward(tape, name, hidden, layer)
         if encoder.final_norm is not None:
             hidden = _norm(tape, "encoder: norm", hidden, encoder.final_norm)
@@ -86,12 +86,8 @@ class GroundedTransformer(Architecture):
         earlier = steps & tokens.ne(pad)[:, None]
         for number, layer in enumerate(decoder.layers):
             name = f"decoder layer {number}"
-            spoken, _ = _attention(tape, f"{name}: attention to words", spoken, spoken, earlier, layer, "self_attn")
-            spoken, weights = _attention(
-                tape, f"{name}: attention to regions", spoken, hidden, mask, layer, "encoder_attn"
-            )
-            if number == decoder.alignment_layer:
-                attention = weights[:, : decoder.alignment_heads].mean(1)
+            spoken = _attention(tape, f"{name}: attention to words", spoken, spoken, earlier, layer, "self_attn")
+            spoken = _attention(tape, f"{name}: attention to regions", spoken, hidden, mask, layer, "encoder_attn")
             spoken = _feed_forward(tape, name, spoken, layer)
         if decoder.layer_norm is not None:
             spoken = _norm(tape, "decoder: norm", spoken, decoder.layer_norm)
@@ -99,7 +95,6 @@ class GroundedTransformer(Architecture):
             outputs=[tape.row(spoken, place, first_word(places, place)) for place in places],
             regions=[regions],
             words=[words],
-            attention=attention[:, places],
         )
 
 
@@ -107,10 +102,8 @@ def _norm(tape: Tape, name: str, node: Node, norm: nn.LayerNorm) -> Node:
     return tape.normalised(name, node, norm.weight, norm.bias, norm.eps)
 
 
-def _attention(
-    tape: Tape, name: str, node: Node, source: Node, mask: Tensor, layer: Any, kind: str
-) -> tuple[Node, Tensor]:
-    """A part of a layer that attends from *node* to *source*, with residual and norm, and its weights (B,M,Q,R)."""
+def _attention(tape: Tape, name: str, node: Node, source: Node, mask: Tensor, layer: Any, kind: str) -> Node:
+    """A part of a layer that attends from *node* to *source*, with residual and norm."""
     attention, norm = getattr(layer, kind), getattr(layer, f"{kind}_layer_norm")
     before = _norm(tape, f"{name}: norm", node, norm) if layer.normalize_before else node
     # a decoder's regions are normalised already
@@ -131,7 +124,7 @@ def _attention(
     mixed = tape.attend(name, weights, values, mask, heads)
     output = tape.linear(f"{name}: output", [(mixed, attention.out_proj.weight)], attention.out_proj.bias)
     total = tape.weighted(f"{name}: residual", [(node, 1.0), (output, 1.0)])
-    return (total if layer.normalize_before else _norm(tape, f"{name}: norm", total, norm)), weights
+    return total if layer.normalize_before else _norm(tape, f"{name}: norm", total, norm)
 
 
 def _feed_forward(tape: Tape, name: str, node: Node, layer: Any) -> Node:

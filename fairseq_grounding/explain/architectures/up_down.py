@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...models.up_down import UpDownModel
 from ..cells import lstm_cell
 from ..tape import Node, Tape
-from . import Architecture, Replay, attention_of_places, describes, encoded_regions, first_word
+from . import Architecture, Replay, describes, encoded_regions, first_word
 
 
 @describes(UpDownModel)
@@ -52,7 +52,7 @@ class UpDown(Architecture):
         attention_cell: Node | None = None
         language_hidden: Node | None = None
         language_cell: Node | None = None
-        words, attentions, outputs = [], [], []
+        words, outputs = [], []
         for step in range(places[-1] + 1):
             word = tape.input(decoder.embedding(tokens[:, step]).relu(), first_word(places, step))
             parts = [(word, decoder.word_gates.weight), (global_vector, decoder.global_gates.weight)]
@@ -70,12 +70,10 @@ class UpDown(Architecture):
                 tape, "language LSTM", parts, decoder.language_gates.bias, language_cell
             )
             words.append(word)
-            attentions.append(attention)
             outputs.append(language_hidden)
         return Replay(
             outputs=[outputs[place] for place in places],
             regions=regions,
             words=words,
-            attention=attention_of_places(attentions, places),
             global_vector=[global_vector],
         )
