@@ -119,34 +119,42 @@ class Captions:
 
     def rows_of_dump(self, path: Path) -> list[Row]:
         """The rows of a dump that are asked for; all must be of this model's name and of images of the split."""
-        name = model_name(self.model)
         if self.task.reader is not None:
             raise GroundingError(
-                f"--dump {path}: holds words, but {name} writes pieces of words; leave --dump out, or add --given"
+                f"--dump {path}: holds words, but {model_name(self.model)} writes pieces of words; leave --dump out, or"
+                " add --given"
             )
-        rows = []
-        for row in read_dump(path):
-            if row["model"] != name:
-                raise GroundingError(f"--dump {path}: was written by {row['model']}, but --path holds {name}")
-            if row["image_id"] not in self.numbers:
-                raise GroundingError(
-                    f"--dump {path}: image {row['image_id']} is not in the split {self.split}; give its --split"
-                )
-            if not self._asked_for(row["image_id"]):
-                continue
-            for token in row["tokens"]:
-                if token not in self.model.words.indices:
-                    raise GroundingError(
-                        f"--dump {path}: {token!r} of image {row['image_id']} is no word of the model's dictionary; is"
-                        " it a dump of another model?"
-                    )
-            rows.append(row)
+        rows = [row for row in read_dump(path) if self.is_asked_for(row, f"--dump {path}")]
         if not rows:
             raise GroundingError(f"--dump {path}: has no caption of the images of --image-ids")
         return rows[: self.limit]
 
-    def read_dumped(self, rows: Sequence[Row], path: Path) -> Iterator[tuple[dict[str, Any], list[Row]]]:
-        """Captions that a dump holds."""
+    def is_asked_for(self, row: Row, where: str) -> bool:
+        """Whether a dump's row is of the images that are asked for; *where* it stands, for errors.
+
+        Raises:
+            GroundingError: it is not of this model, or of an image of another split
+        """
+        if row["model"] != model_name(self.model):
+            raise GroundingError(f"{where}: was written by {row['model']}, but --path holds {model_name(self.model)}")
+        if row["image_id"] not in self.numbers:
+            raise GroundingError(f"{where}: image {row['image_id']} is not in the split {self.split}; give its --split")
+        if not self._asked_for(row["image_id"]):
+            return False
+        for token in row["tokens"]:
+            if token not in self.model.words.indices:
+                raise GroundingError(
+                    f"{where}: {token!r} of image {row['image_id']} is no word of the model's dictionary; is it a dump"
+                    " of another model?"
+                )
+        return True
+
+    def read_dumped(self, rows: Sequence[Row], where: str) -> Iterator[tuple[dict[str, Any], list[Row]]]:
+        """Captions of a dump, read again; *where* they stand, for errors.
+
+        Raises:
+            GroundingError: the model gives them other probabilities
+        """
         words = self.model.words
         for begin in range(0, len(rows), self.batch_size):
             part = rows[begin : begin + self.batch_size]
@@ -154,7 +162,7 @@ class Captions:
             sample = self._with_captions(self._images_of([self.numbers[row["image_id"]] for row in part]), tokens)
             sample, ready = self._ready(sample, list(part))
             for row, again in zip(part, ready):
-                _same_model(row, again, path)
+                _same_model(row, again, where)
             yield sample, ready
 
     def _asked_for(self, image_id: str) -> bool:
@@ -213,12 +221,12 @@ class Captions:
         return sample, ready
 
 
-def _same_model(row: Row, again: Row, path: Path) -> None:
+def _same_model(row: Row, again: Row, where: str) -> None:
     """Refuse a dump whose probabilities are not this checkpoint's."""
     for said, ours in zip(row["steps"], again["steps"]):
         if said["logprob"] is not None and not abs(said["logprob"] - ours["logprob"]) <= _SAME_LOGPROB:
             raise GroundingError(
-                f"--dump {path}: gives {said['token']!r} of image {row['image_id']} the log-probability"
+                f"{where}: gives {said['token']!r} of image {row['image_id']} the log-probability"
                 f" {said['logprob']:.3f}, the model of --path {ours['logprob']:.3f}: a dump of another model; give the"
                 " checkpoint that wrote it"
             )
@@ -254,6 +262,40 @@ def numbers_of(explanation: Explanation, row: int, length: int, regions: int) ->
     return {name: part.detach().float().cpu().numpy() for name, part in parts.items()}
 
 
+def open_captions(
+    data: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    split: str,
+    *,
+    regions: Path | None = None,
+    max_regions: int = 100,
+    max_target_positions: int = 50,
+    batch_size: int = 16,
+    cpu: bool = False,
+    image_ids: Sequence[str] | None = None,
+    limit: int | None = None,
+) -> Captions:
+    """The captioner of a checkpoint before the captions of a split; on the GPU, where there is one and not *cpu*.
+
+    Raises:
+        GroundingError: one of the inputs is wrong, or they do not belong together
+    """
+    model: Any = load_captioner(path, "--path")
+    cfg = GroundedCaptionConfig(
+        data=str(data),
+        regions=None if regions is None else str(regions),
+        max_regions=max_regions,
+        max_target_positions=max_target_positions,
+        seed=1,
+        best_checkpoint_metric="loss",
+    )
+    task = GroundedCaptionTask(cfg)
+    _fits(model, task, path)
+    cpu = cpu or not torch.cuda.is_available()
+    model = model if cpu else model.cuda()
+    return Captions(model, task, split, batch_size=batch_size, cpu=cpu, image_ids=image_ids, limit=limit)
+
+
 def explain_split(
     data: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -287,24 +329,23 @@ def explain_split(
     Raises:
         GroundingError: one of the inputs is wrong; then neither *out* nor *hdf5* is written
     """
-    model: Any = load_captioner(path, "--path")
-    cfg = GroundedCaptionConfig(
-        data=str(data),
-        regions=None if regions is None else str(regions),
+    captions = open_captions(
+        data,
+        path,
+        split,
+        regions=regions,
         max_regions=max_regions,
         max_target_positions=max_target_positions,
-        seed=1,
-        best_checkpoint_metric="loss",
+        batch_size=batch_size,
+        cpu=cpu,
+        image_ids=image_ids,
+        limit=limit,
     )
-    task = GroundedCaptionTask(cfg)
-    _fits(model, task, path)
-    cpu = cpu or not torch.cuda.is_available()
-    model = model if cpu else model.cuda()
-    captions = Captions(model, task, split, batch_size=batch_size, cpu=cpu, image_ids=image_ids, limit=limit)
+    model = captions.model
     token = None if word is None else _number(model, word)
     if dump is not None:
         rows_of_dump = captions.rows_of_dump(dump)
-        total, batches = len(rows_of_dump), captions.read_dumped(rows_of_dump, dump)
+        total, batches = len(rows_of_dump), captions.read_dumped(rows_of_dump, f"--dump {dump}")
     elif given:
         numbers = captions.given()
         total, batches = len(numbers), captions.read_given(numbers)
