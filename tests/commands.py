@@ -25,6 +25,8 @@ SMALL = {
     "dvsa": ("--word-embedding-size", "16", "--hidden-size", "24", "--joint-size", "32"),
     "up_down_coco": (),
     "up_down": ("--embedding-size", "24", "--hidden-size", "24", "--attention-size", "16"),
+    "adaptive_attention": ("--embedding-size", "24", "--hidden-size", "24", "--attention-size", "16"),
+    "multihead_attention": ("--embedding-size", "24", "--hidden-size", "24", "--attention-heads", "3"),
     "multimodal_rnn": ("--embedding-size", "24", "--hidden-size", "24"),
     "grounded_transformer": (
         *("--embedding-size", "24", "--ffn-size", "32", "--attention-heads", "4"),

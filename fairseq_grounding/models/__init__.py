@@ -1,3 +1,3 @@
 """Architectures, one file each; fairseq imports them all when it is given ``--user-dir``."""
 
-from . import dvsa, grounded_transformer, multimodal_rnn, scan, up_down
+from . import adaptive_attention, dvsa, grounded_transformer, multihead_attention, multimodal_rnn, scan, up_down

@@ -52,8 +52,15 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         raise NotImplementedError
 
     def step(self, inputs: Tensor, state: State, encoder_out: dict[str, Tensor]) -> tuple[Tensor, Tensor | None, State]:
-        """One step: inputs (N,X) -> output (N,O), attention (N,R) or None for a model without, new state."""
+        """One step: inputs (N,X) -> output (N,O), attention (N,R) or None for a model without, new state.
+
+        A model that shows more than one attention returns (N,A), of which :meth:`shown` makes what users see.
+        """
         raise NotImplementedError
+
+    def shown(self, attention: Tensor) -> dict[str, list[Tensor | None]]:
+        """What is returned beside logits, of the attention of all steps (B,T,A): ``attn`` [(B,T,R)] at least."""
+        return {"attn": [attention]}
 
     def forward(
         self,
@@ -62,8 +69,8 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Logits (B,T,V) and ``{"attn": [attention (B,T,R)]}``, both 0 at padding; with *incremental_state* of the
-        last token only. A model without attention has ``{"attn": [None]}``."""
+        """Logits (B,T,V) and what :meth:`shown` gives, ``{"attn": [attention (B,T,R)]}``, both 0 at padding; with
+        *incremental_state* of the last token only. A model without attention has ``{"attn": [None]}``."""
         assert encoder_out is not None
         if incremental_state is not None:
             return self._next(prev_output_tokens[:, -1:], encoder_out, incremental_state)
@@ -93,8 +100,9 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         steps, rows = _packed(alive[: len(running)], batch, order.device)
         place = order[rows] * length + steps
         logits = _spread(self.output_projection(torch.cat(outputs)), place, batch, length)
-        attended = _spread(torch.cat(attentions), place, batch, length) if attentions else None
-        return logits, {"attn": [attended]}
+        if not attentions:
+            return logits, {"attn": [None]}
+        return logits, self.shown(_spread(torch.cat(attentions), place, batch, length))
 
     def _with_own_words(
         self, inputs: Tensor, previous: Tensor, encoder_out: dict[str, Tensor], probability: float
@@ -125,7 +133,8 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         output, attention, state = self.step(self.prepare(tokens[:, 0], rows, encoder_out), state, encoder_out)
         named: dict[str, Tensor | None] = {f"{number:02d}": tensor for number, tensor in enumerate(state)}
         self.set_incremental_state(incremental_state, self.STATE, named)
-        return self.output_projection(output)[:, None], {"attn": [None if attention is None else attention[:, None]]}
+        extra = {"attn": [None]} if attention is None else self.shown(attention[:, None])
+        return self.output_projection(output)[:, None], extra
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
@@ -164,12 +173,13 @@ def _spread(rows: Tensor, place: Tensor, batch: int, length: int) -> Tensor:
     return full.index_copy(0, place, rows).view(batch, length, -1)
 
 
-def gate_layer(input_size: int, hidden_size: int, bias: bool = True) -> nn.Linear:
+def gate_layer(input_size: int, hidden_size: int, bias: bool = True, gates: int = 4) -> nn.Linear:
     """A part of an LSTM's gate inputs, (.., input_size) -> (.., 4H), drawn as torch draws an LSTM's weights.
 
-    Gate inputs are a sum of linear parts. Each in a layer of its own, those that need no state leave the loop.
+    Gate inputs are a sum of linear parts. Each in a layer of its own, those that need no state leave the loop. Further
+    gates that read the same come after the LSTM's four.
     """
-    layer = nn.Linear(input_size, 4 * hidden_size, bias)
+    layer = nn.Linear(input_size, gates * hidden_size, bias)
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -(hidden_size**-0.5), hidden_size**-0.5)
     return layer

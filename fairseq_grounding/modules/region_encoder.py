@@ -63,21 +63,22 @@ class RegionEncoder(FairseqEncoder):
             features: (I,R,D); boxes: (I,R,4) relative to the image; image_index: (B,)
 
         Returns:
-            ``values`` (B,R,H), ``keys`` (B,R,A), ``mask`` (B,R) True = real, ``global`` (B,H)
+            what :meth:`readable` gives, ``mask`` (B,R) True = real, ``global`` (B,H)
         """
         pad = self.dictionary.pad()
         real = image_region_mask(src_tokens, image_index, len(features), pad)[:, :, None]
         values = self.region_embedding(with_geometry(features, boxes, self.geometry))
         raw = values if self.global_embedding is None else features
         mean = raw.masked_fill(~real, 0.0).sum(1) / real.sum(1)
-        encoded = {
-            "values": values.masked_fill(~real, 0.0),
-            "keys": self.key_projection(values),
-            "global": mean if self.global_embedding is None else self.global_embedding(mean),
-        }
+        encoded = self.readable(values, real)
+        encoded["global"] = mean if self.global_embedding is None else self.global_embedding(mean)
         expanded = {name: tensor.index_select(0, image_index) for name, tensor in encoded.items()}
         expanded["mask"] = src_tokens.ne(pad)
         return expanded
+
+    def readable(self, values: Tensor, real: Tensor) -> dict[str, Tensor]:
+        """What attention reads of embedded regions (I,R,H), real (I,R,1): ``values`` (I,R,H), ``keys`` (I,R,A)."""
+        return {"values": values.masked_fill(~real, 0.0), "keys": self.key_projection(values)}
 
     def reorder_encoder_out(self, encoder_out: dict[str, Tensor], new_order: Tensor) -> dict[str, Tensor]:
         """Rows in another order, as beam search wants them."""

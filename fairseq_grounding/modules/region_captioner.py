@@ -1,0 +1,53 @@
+"""What recurrent captioners on a region encoder share: their flags, and what their checkpoints hold."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import FairseqEncoderDecoderModel
+
+from ..errors import GroundingError
+from .regions import GEOMETRY_SIZE
+from .scheduled_sampling import ScheduledSamplingConfig
+from .vocabulary import VocabularyMixin
+
+
+@dataclass
+class RegionCaptionerConfig(ScheduledSamplingConfig):
+    # fairseq's parser reads no annotation that is a string
+    feature_size: Optional[int] = field(  # noqa: FA100
+        default=None, metadata={"help": "width of a region's feature (default: that of the region store)"}
+    )
+    embedding_size: int = field(default=512, metadata={"help": "width of embedded words"})
+    hidden_size: int = field(
+        default=512, metadata={"help": "units of each LSTM, width of embedded regions and of the global vector"}
+    )
+    embedding_dropout: float = field(
+        default=0.0,
+        metadata={"help": "after each embedding (words, regions, global vector); the published code has none"},
+    )
+    region_geometry: ChoiceEnum(list(GEOMETRY_SIZE)) = field(  # type: ignore[valid-type]
+        default="none", metadata={"help": "box5 appends x0 y0 x1 y1 and area, relative to the image, to the features"}
+    )
+
+
+def check_sizes(cfg: RegionCaptionerConfig, *names: str) -> None:
+    """Refuse sizes below 1: those of every captioner, and *names*.
+
+    Raises:
+        GroundingError: names the flag
+    """
+    for name in ("embedding_size", "hidden_size", *names):
+        if getattr(cfg, name) < 1:
+            raise GroundingError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: give at least 1")
+
+
+class RegionCaptioner(VocabularyMixin, FairseqEncoderDecoderModel):
+    """A captioner with a :class:`~.region_encoder.RegionEncoder`, its dictionary in the state."""
+
+    region_weight = "encoder.region_embedding.0.weight"
+
+    def __init__(self, encoder, decoder, dictionary, feature_size: int):
+        super().__init__(encoder, decoder)
+        self.keep_dictionary(dictionary)
+        self.feature_size = feature_size
