@@ -127,6 +127,18 @@ def model_name(model: nn.Module) -> str:
     return str(getattr(model, "architecture", type(model).__name__))
 
 
+# the layers that encoded_regions has rules for
+REGION_ENCODER: Mapping[str, type[nn.Module]] = {
+    "encoder.region_embedding.0": nn.Linear,
+    "encoder.region_embedding.1": nn.ReLU,
+    "encoder.region_embedding.2": nn.Dropout,
+    "encoder.global_embedding.0": nn.Linear,
+    "encoder.global_embedding.1": nn.ReLU,
+    "encoder.global_embedding.2": nn.Dropout,
+    "encoder.key_projection": nn.Linear,
+}
+
+
 def encoded_regions(
     tape: Tape, encoder: RegionEncoder, net_input: Mapping[str, Tensor], mask: Tensor
 ) -> tuple[Node, Node, list[Node]]:
@@ -162,4 +174,4 @@ def first_word(places: Sequence[int], step: int) -> int:
     return sum(place < step for place in places)
 
 
-from . import grounded_transformer, up_down  # noqa: E402
+from . import adaptive_attention, grounded_transformer, multihead_attention, up_down  # noqa: E402

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...models.up_down import UpDownModel
 from ..cells import lstm_cell
 from ..tape import Node, Tape
-from . import Architecture, Replay, describes, encoded_regions, first_word
+from . import REGION_ENCODER, Architecture, Replay, describes, encoded_regions, first_word
 
 
 @describes(UpDownModel)
@@ -20,13 +20,7 @@ class UpDown(Architecture):
     """
 
     layers: ClassVar[Mapping[str, type[nn.Module]]] = {
-        "encoder.region_embedding.0": nn.Linear,
-        "encoder.region_embedding.1": nn.ReLU,
-        "encoder.region_embedding.2": nn.Dropout,
-        "encoder.global_embedding.0": nn.Linear,
-        "encoder.global_embedding.1": nn.ReLU,
-        "encoder.global_embedding.2": nn.Dropout,
-        "encoder.key_projection": nn.Linear,
+        **REGION_ENCODER,
         "decoder.embedding": nn.Embedding,
         "decoder.word_gates": nn.Linear,
         "decoder.global_gates": nn.Linear,
