@@ -133,8 +133,8 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         output, attention, state = self.step(self.prepare(tokens[:, 0], rows, encoder_out), state, encoder_out)
         named: dict[str, Tensor | None] = {f"{number:02d}": tensor for number, tensor in enumerate(state)}
         self.set_incremental_state(incremental_state, self.STATE, named)
-        extra = {"attn": [None]} if attention is None else self.shown(attention[:, None])
-        return self.output_projection(output)[:, None], extra
+        logits = self.output_projection(output)[:, None]
+        return (logits, {"attn": [None]}) if attention is None else (logits, self.shown(attention[:, None]))
 
     def reorder_incremental_state(
         self, incremental_state: dict[str, dict[str, Tensor | None]], new_order: Tensor
