@@ -7,6 +7,9 @@ set -euo pipefail
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=PASSIVE
 plugin=(--user-dir fairseq_grounding --task grounded_caption --no-progress-bar)
 
+# given_path PATH: what the user calls so in $called_from, where the script has gone to another folder
+given_path() { case $1 in /*) echo "$1" ;; *) echo "$called_from/$1" ;; esac; }
+
 log() { echo "$(date +%H:%M:%S) $*" >&2; }
 
 # quietly FILE COMMAND...: the command's output goes to FILE; its end is shown where the command fails

@@ -83,7 +83,7 @@ def load_captioner(path: str | os.PathLike[str], flag: str) -> FairseqEncoderDec
     if not isinstance(model, FairseqEncoderDecoderModel):
         raise GroundingError(
             f"{flag} {path}: holds the matching model {name}, which writes no captions; give a checkpoint of a"
-            " captioner (multimodal_rnn, up_down)"
+            " captioner (up_down, adaptive_attention, multimodal_rnn and others)"
         )
     return model
 

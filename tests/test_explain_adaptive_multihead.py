@@ -84,6 +84,16 @@ def test_heads_and_the_global_vector_make_up_all_relevance_of_regions():
     assert (found.heads[:, :, 0] - found.heads[:, :, 1]).abs().max() > 1e-4
 
 
+def test_attention_is_told_head_by_head():
+    model = build("multihead_attention")
+    sample = sample_of([[4, 5, 6], [7]], [3, 2])
+    found = explain(model, sample, "attention")
+    (heads,) = model(**sample["net_input"])[1]["heads"]
+    near(found.heads[0], heads[0].detach(), 1e-12)
+    near(found.heads.mean(2), found.regions, 1e-12)
+    assert not found.heads[1, 2:].any()
+
+
 def test_the_sentinels_share_goes_with_its_weight():
     model = build("adaptive_attention")
     sample = sample_of([[4, 5, 6], [7]], [3, 2])

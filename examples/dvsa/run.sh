@@ -9,6 +9,7 @@
 # Skips what is finished; an interrupted training resumes at its last epoch.
 # shellcheck shell=bash disable=SC2034,SC2154
 set -euo pipefail
+called_from=$PWD
 cd "$(dirname "$0")/../.."
 # shellcheck source=examples/runs.sh
 . examples/runs.sh
@@ -20,10 +21,11 @@ usage() {
 [ $# -ge 1 ] && [ $# -le 2 ] || usage
 smoke=
 case $1 in
---smoke) smoke=1 out=${2:-runs/dvsa-smoke} ;;
+--smoke) smoke=1 out=runs/dvsa-smoke ;;
 -*) usage ;;
-*) data=$1 out=${2:-runs/dvsa} ;;
+*) data=$(given_path "$1") out=runs/dvsa ;;
 esac
+[ $# -lt 2 ] || out=$(given_path "$2")
 mkdir -p "$out"
 betas=${BETAS:-0,0.25,0.5,1,2,4}
 beta=${BETA:-1}
@@ -85,7 +87,8 @@ if [ ! -f "$out/described.jsonl" ]; then
         --beam "$beam" --out "$out/described.jsonl"
 fi
 [ -z "$smoke" ] || photographs=$out/pictures/images
-photographs=${PHOTOGRAPHS:-${photographs:-}}
+[ -z "${PHOTOGRAPHS:-}" ] || photographs=$(given_path "$PHOTOGRAPHS")
+photographs=${photographs:-}
 if [ -n "$photographs" ] && [ ! -d "$out/drawn" ]; then
     drawn=${DRAWN:-$(cut -f 2 "$whole/test.captions.tsv" | uniq | head -n 3 | paste -s -d ,)}
     quietly "$out/describe.log" fairseq-grounding describe-regions "$whole" --path "$out/region_rnn/checkpoint_best.pt" \

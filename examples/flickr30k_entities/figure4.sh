@@ -8,8 +8,9 @@
 set -euo pipefail
 . "$(dirname "$0")/recipe.sh"
 
-[ -n "$smoke" ] && IMAGES=$out/pictures/images
+[ -z "$smoke" ] || IMAGES=$out/pictures/images
 [ -n "${IMAGES:-}" ] || { echo "error: say where the photographs are: IMAGES=FOLDER $0 ..." >&2 && exit 2; }
+[ -n "$smoke" ] || IMAGES=$(given_path "$IMAGES")
 seeds=${seeds%% *}
 pretrained up_down none
 pretrained up_down_pos_scan pos_scan

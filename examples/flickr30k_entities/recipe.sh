@@ -7,6 +7,7 @@
 # SEEDS="1 2 3" trains every captioner with each of these seeds (default: 1).
 # shellcheck shell=bash disable=SC2034,SC2154
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+called_from=$PWD
 cd "$here/.."
 # shellcheck source=examples/runs.sh
 . "$here/runs.sh"
@@ -18,10 +19,11 @@ usage() {
 [ $# -ge 1 ] && [ $# -le 2 ] || usage
 smoke=
 case $1 in
---smoke) smoke=1 out=${2:-runs/smoke} ;;
+--smoke) smoke=1 out=runs/smoke ;;
 -*) usage ;;
-*) data=$1 out=${2:-runs/flickr30k} ;;
+*) data=$(given_path "$1") out=runs/flickr30k ;;
 esac
+[ $# -lt 2 ] || out=$(given_path "$2")
 mkdir -p "$out"
 seeds=${SEEDS:-1}
 

@@ -19,8 +19,9 @@ data=$out/data
 every=()
 mkdir -p "$out"
 
-# _none: --norm none; _box5: --region-geometry box5
-matching_runs="scan pos_scan scan_none pos_scan_none scan_box5 pos_scan_box5 scan_none_box5 pos_scan_none_box5"
+# _none: --norm none; _box5: --region-geometry box5; scan_cold: hardest negatives from the first update, two epochs
+matching_runs="scan pos_scan scan_none pos_scan_none scan_box5 pos_scan_box5 scan_none_box5 pos_scan_none_box5
+    scan_cold"
 # up_down by cross-entropy; up_down_TEACHER distilled from that matching model, _similarity by the other read-out
 best=pos_scan_none_box5
 captioner_runs="up_down.seed1 up_down.seed2 up_down_scan.seed1 up_down_scan.seed2 up_down_pos_scan.seed1
@@ -38,6 +39,7 @@ captioner=(--arch up_down --embedding-size 256 --hidden-size 256 --attention-siz
     --max-target-positions 17 --lr-scheduler fixed --clip-norm 5 --eval-caption-metrics --best-checkpoint-metric cider)
 pretraining=(--lr 5e-4,5e-4,5e-4,4e-4,4e-4 --max-epoch 5)
 # 69 updates of 29 images: 2,000 images once
+# without dropout, so that what is trained is the policy that captions are drawn from
 finetuning=(--criterion scst_cider_scan --dropout 0 --lr 5e-5 --max-epoch 1 --max-update 69)
 
 if [ ! -f "$out/regions.h5" ]; then
@@ -82,6 +84,7 @@ for run in $wanted; do
         flags=(--arch scan)
         case $run in pos_*) flags=(--arch pos_scan) ;; esac
         case $run in *_none*) flags+=(--norm none) ;; esac
+        case $run in *_cold) flags+=(--hardest-from-epoch 1 --max-epoch 2) ;; esac
         case $run in *_box5) flags+=(--region-geometry box5) ;; esac
         train "$run" "${matching[@]}" "${flags[@]}"
         dump "$run" "$run.normalised" test --score-reference --readout normalised

@@ -13,7 +13,7 @@ that this model wrote (--dump). Methods:
   ablation              by how much the number falls without a region, or an earlier word
   attention             the captioner's own attention
 
-lrp serves architectures whose layers have rules (up_down, grounded_transformer), attention those that have it, the
+lrp serves architectures whose layers have rules (all captioners with attention), attention those that have it, the
 others all.
 
 FILE.jsonl is a grounding dump (draw and evaluate read it) with a "relevance" in every step: "regions", a number a

@@ -118,6 +118,9 @@ def _attention(model: Any, extra: Any, logits: Tensor, asked: Asked) -> Found:
     value = asked.values(logits).masked_fill(~asked.real, 0.0)
     regions = attention[0][:, asked.places].masked_fill(~asked.real[:, :, None], 0.0)
     zero = torch.zeros_like(value)
+    heads = None
+    if extra.get("heads"):
+        heads = extra["heads"][0][:, asked.places].masked_fill(~asked.real[:, :, None, None], 0.0)
     sentinel = extra["sentinel"][0][:, asked.places].masked_fill(~asked.real, 0.0) if extra.get("sentinel") else zero
     return Found(
         regions=regions,
@@ -126,6 +129,7 @@ def _attention(model: Any, extra: Any, logits: Tensor, asked: Asked) -> Found:
         global_share=zero,
         sentinel_share=sentinel,
         ledger={"inputs": zero, "bias": zero, "epsilon": zero, "rest": value},
+        heads=heads,
     )
 
 
