@@ -16,7 +16,6 @@ from .data.grounded_caption_dataset import GroundedCaptionDataset
 from .data.prepared import PreparedFolder
 from .data.regions import RegionStore
 from .data.teacher_cache import Origin, SplitAttention, write_teacher_cache
-from .errors import GroundingError
 from .modules.teacher import Teacher, weights_hash
 
 # images at once; the teacher reads each with all its captions
@@ -53,15 +52,12 @@ def cache_teacher(
         how many captions
 
     Raises:
-        GroundingError: the model does not go with the folder, a split is not there, or *out* is a file that is read
+        GroundingError: the model does not go with the folder, or a split is not there
     """
     folder = PreparedFolder(data)
     store = RegionStore(regions or folder.regions_path)
     words = folder.dictionary()
     model = load_matching_model(teacher_path, "--teacher-path")
-    for read in (teacher_path, store.path):
-        if os.path.exists(out) and os.path.samefile(read, out):
-            raise GroundingError(f"--out {out}: is the file {read} that is read; give it another name")
     teacher = Teacher(model, words, store.feature_size, f"--teacher-path {teacher_path}")
     datasets = {
         name: GroundedCaptionDataset(folder.split(name), store, words, "group", max_regions, max_target_positions)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_grounding.cli import main
 from fairseq_grounding.data.regions import RegionWriter
 from fairseq_grounding.errors import GroundingError, mendable
 
@@ -285,3 +286,51 @@ def test_without_fairseq() -> None:
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1
     assert "fairseq-grounding[fairseq]" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("cache-teacher {data} --teacher-path {checkpoint} --out {data}/train.captions.tsv", "lies in the folder"),
+        ("cache-teacher {data} --teacher-path {checkpoint} --out {store}", "is the file"),
+        ("align {data} --path {checkpoint} --out {checkpoint}", "is the file"),
+        ("align {data} --path {checkpoint} --out {store}", "is the file"),
+        ("align {data} --path {checkpoint} --export-snippets {data} --overwrite", "is"),
+        ("align {data} --path {checkpoint} --export-snippets {data}/.. --overwrite", "holds"),
+        (
+            "align {data} --path {checkpoint} --export-snippets {new} --out {new}/a.jsonl --overwrite",
+            "lies in the folder",
+        ),
+        ("describe-regions {data} --path {checkpoint} --out {store}", "is the file"),
+        (
+            "describe-regions {data} --path {checkpoint} --out {new}/a.jsonl --draw {new} --photographs {new}",
+            "lies in the folder",
+        ),
+        ("figure {checkpoint} --images {new} --image-ids toy00 --out {new}/toy00.png", "lies in the folder"),
+        ("draw {checkpoint} --images {new} --out {new}", "is"),
+    ],
+)
+def test_what_is_read_is_never_written_over(
+    toy_data, toy_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture, command: str, said: str
+) -> None:
+    shutil.copytree(toy_folder.parent, tmp_path / "toy")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "model.pt").write_bytes(b"weights")
+    places = {
+        "data": tmp_path / "toy" / toy_folder.name,
+        "store": tmp_path / "toy" / toy_data.regions.name,
+        "checkpoint": tmp_path / "model.pt",
+        "new": tmp_path / "new",
+    }
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main([word.format(**places) for word in command.split()]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f" {said} " in line
+    assert line.split(": error: ")[1].startswith("--")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_label_smoothing_beyond_its_range(toy_folder: Path, tmp_path: Path) -> None:
+    flags = ("--criterion", "kl_attention_distill", "--label-smoothing", "-1", "--batch-size", "16")
+    with pytest.raises(GroundingError, match="--label-smoothing -1"):
+        commands.train(toy_folder, tmp_path / "run", "up_down", *flags)

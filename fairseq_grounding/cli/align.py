@@ -64,11 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out captions of which the model knows no word, and count them"
     )
+    parser.set_defaults(inputs=("data", "path", "regions"))
 
 
 def run(args: argparse.Namespace) -> None:
     """Write, and print for each beta how long phrases came out."""
-    from .report import print_table
+    from .report import check_written, check_written_folder, print_table
 
     betas = parse_betas(args.beta)
     splits = _names("--split", args.split)
@@ -83,6 +84,10 @@ def run(args: argparse.Namespace) -> None:
         raise GroundingError("nothing to write: give --out FILE, --export-snippets FOLDER, or both")
     if args.export_snippets is not None and len(betas) > 1:
         raise GroundingError(f"--export-snippets: needs one beta, and --beta {args.beta} gives {len(betas)}")
+    check_written(args, "--out", args.out)
+    check_written_folder(args, "--export-snippets", args.export_snippets)
+    if None not in (args.out, args.export_snippets) and args.export_snippets.resolve() in args.out.resolve().parents:
+        raise GroundingError(f"--out {args.out}: lies in the folder of --export-snippets; give it another place")
     from ..align import align
 
     totals = align(
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
             f"{total['beta']:g}",
             str(total["captions"]),
             str(total["phrases"]),
-            f"{total['words'] / total['phrases']:.2f}",
+            f"{total['words'] / total['phrases']:.2f}" if total["phrases"] else "-",
             f"{total['energy']:.4g}",
         ]
         for total in totals

@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import GroundingError
+from .report import check_written
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as the training will have it: a caption that is cut is read differently (default: 50)",
     )
     parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
+    parser.set_defaults(inputs=("data", "teacher_path", "regions"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace) -> None:
     ):
         if value < least:
             raise GroundingError(f"{flag} {value}: give at least {least}")
+    check_written(args, "--out", args.out)
     from ..caching import cache_teacher
 
     captions = cache_teacher(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GroundingError
-from .report import check_written
+from .report import check_written, check_written_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-drawn", type=int, default=8, metavar="N", help="regions in a picture, at most (default: %(default)s)"
     )
     parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
-    parser.set_defaults(inputs=("data", "path", "regions"))
+    parser.set_defaults(inputs=("data", "path", "regions", "photographs"))
 
 
 def run(args: argparse.Namespace) -> None:
@@ -141,6 +141,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.photographs is not None and not args.photographs.is_dir():
         raise GroundingError(f"--photographs {args.photographs}: is not a folder")
     check_written(args, "--out", args.out)
+    check_written_folder(args, "--draw", args.draw)
 
 
 def _chosen(args: argparse.Namespace) -> tuple[Any, list[str]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .report import check_written_folder
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Dumps, photographs, where to write, what to draw."""
@@ -32,10 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-words", type=int, default=8, metavar="N", help="boxes in a picture, at most (default: %(default)s)"
     )
+    parser.set_defaults(inputs=("dumps", "images", "data"))
 
 
 def run(args: argparse.Namespace) -> None:
     """Draw and say how many."""
+    check_written_folder(args, "--out", args.out)
     from ..viewer.files import draw_dumps
 
     written = draw_dumps(

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .report import check_written
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Dumps, photographs, where to write, what to draw, and how large."""
@@ -48,10 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--columns", type=int, default=1, metavar="N", help="photographs side by side (default: 1)")
     parser.add_argument("--dpi", type=int, default=200, metavar="N", help="pixels an inch (default: 200)")
+    parser.set_defaults(inputs=("dumps", "images", "data"))
 
 
 def run(args: argparse.Namespace) -> None:
     """Draw and say where."""
+    check_written(args, "--out", args.out)
     from ..viewer.figure import write_figure
 
     options = ("names", "words", "max_words", "width", "columns", "dpi")

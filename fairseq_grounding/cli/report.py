@@ -67,10 +67,21 @@ def check_written(args: argparse.Namespace, flag: str, target: Path | None) -> N
         raise GroundingError(f"{flag} {target}: its folder does not exist; make it first")
     if real.is_dir():
         raise GroundingError(f"{flag} {target}: is a folder; give the name of a file")
-    for _, path in _inputs(args):
+    for path in _read(args):
         if path.resolve() in (real, real.parent) or (path.exists() and real.exists() and path.samefile(real)):
             what = "lies in the folder" if path.is_dir() else "is the file"
             raise GroundingError(f"{flag} {target}: {what} {path} that is read; give it another name or place")
+
+
+def check_written_folder(args: argparse.Namespace, flag: str, target: Path | None) -> None:
+    """Refuse a folder that *flag* wants written where it would replace an input or mix with one."""
+    if target is None:
+        return
+    real = target.resolve()
+    for path in _read(args):
+        if real in (path.resolve(), *path.resolve().parents):
+            what = "is" if real == path.resolve() else "holds"
+            raise GroundingError(f"{flag} {target}: {what} {path} that is read; give another folder")
 
 
 def check_csv(args: argparse.Namespace) -> None:
@@ -158,6 +169,16 @@ def _inputs(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
         for path in value if isinstance(value, list) else [value]:
             if path is not None:
                 yield name, path
+
+
+def _read(args: argparse.Namespace) -> Iterator[Path]:
+    """What :func:`_inputs` names, and the region store of each prepared folder among it."""
+    from ..data.prepared import PreparedFolder
+
+    for _, path in _inputs(args):
+        yield path
+        if (path / "meta.json").is_file():
+            yield PreparedFolder(path).regions_path
 
 
 def _plain(value: Any) -> Any:

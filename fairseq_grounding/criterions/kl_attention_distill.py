@@ -29,6 +29,8 @@ class KlAttentionDistillCriterion(FairseqCriterion):
 
     def __init__(self, cfg: KlAttentionDistillConfig, task):
         super().__init__(task)
+        if not 0 <= cfg.label_smoothing < 1:
+            raise GroundingError(f"--label-smoothing {cfg.label_smoothing}: give 0 or more, and less than 1")
         self.smoothing = cfg.label_smoothing
         self.supervision = AttentionSupervision(cfg, task)
 
