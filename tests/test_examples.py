@@ -108,3 +108,15 @@ def test_a_script_without_its_data_says_how_it_is_used(script: str) -> None:
     done = subprocess.run([str(EXAMPLES / script)], capture_output=True, text=True)
     assert done.returncode == 2
     assert "usage:" in done.stderr
+
+
+@pytest.mark.parametrize("script", ["flickr30k_entities/table1.sh", "coco/table4.sh", "dvsa/run.sh"])
+def test_paths_mean_what_they_mean_where_the_script_is_called(script: str, tmp_path: Path) -> None:
+    (tmp_path / "fairseq-train").write_text('#!/bin/sh\necho "$1"\nexit 1\n')
+    (tmp_path / "fairseq-train").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = [str(EXAMPLES / script), "my data", "my runs"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert str(tmp_path / "my data") in done.stderr.splitlines()
+    assert (tmp_path / "my runs").is_dir()
