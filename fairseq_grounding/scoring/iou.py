@@ -44,13 +44,15 @@ def region_overlaps(regions: Any, targets: Any) -> np.ndarray:
 
 def box_overlaps(boxes: Any, others: Any) -> np.ndarray:
     """Intersection over union (A,B) of boxes (A,4) and others (B,4) as areas; 0 where both boxes are empty."""
-    first = np.asarray(boxes, np.float64).reshape(-1, 1, 4)
-    second = np.asarray(others, np.float64).reshape(1, -1, 4)
-    sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
-    shared = sides.clip(min=0).prod(-1)
-    areas = [(corners[..., 2:] - corners[..., :2]).prod(-1) for corners in (first, second)]
+    shared, areas = _shared_areas(boxes, others)
     union = areas[0] + areas[1] - shared
     return np.divide(shared, union, out=np.zeros_like(shared), where=union > 0)
+
+
+def shares_inside(regions: Any, targets: Any) -> np.ndarray:
+    """The share (R,T) of each region's area (R,4) that lies in each annotated box (T,4); 0 for an empty region."""
+    shared, areas = _shared_areas(regions, np.asarray(targets, np.float64).reshape(-1, 4) + _LAST_PIXEL)
+    return np.divide(shared, areas[0], out=np.zeros_like(shared), where=areas[0] > 0)
 
 
 def points_inside(points: Any, targets: Any) -> np.ndarray:
@@ -65,6 +67,15 @@ def centres(boxes: Any) -> np.ndarray:
     """Centres (R,2) of boxes (R,4)."""
     corners = np.asarray(boxes, np.float64).reshape(-1, 4)
     return (corners[:, :2] + corners[:, 2:]) / 2
+
+
+def _shared_areas(boxes: Any, others: Any) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Areas that boxes (A,4) and others (B,4) share (A,B), and their own (A,1) and (1,B)."""
+    first = np.asarray(boxes, np.float64).reshape(-1, 1, 4)
+    second = np.asarray(others, np.float64).reshape(1, -1, 4)
+    sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
+    own, other = ((corners[..., 2:] - corners[..., :2]).prod(-1) for corners in (first, second))
+    return sides.clip(min=0).prod(-1), (own, other)
 
 
 def _is_one_pixel(box: Box) -> bool:
