@@ -7,6 +7,8 @@ from typing import Any
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from .errors import GroundingError
+
 
 def complete(cfg: Any) -> None:
     """Add to *cfg* the defaults of the keys that its model has and it lacks.
@@ -26,3 +28,22 @@ def complete(cfg: Any) -> None:
         for key, value in defaults.items():
             if key not in cfg:
                 cfg[key] = value
+
+
+def check_sizes(cfg: Any) -> None:
+    """Refuse sizes and numbers of heads below 1, and dropout that is no probability below 1, in any model's *cfg*.
+
+    Raises:
+        GroundingError: names the flag
+    """
+    values = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else vars(cfg)
+    assert isinstance(values, dict)
+    for key, value in values.items():
+        name = str(key)
+        flag = f"--{name.replace('_', '-')} {value}"
+        if not isinstance(value, (int, float)):
+            continue
+        if (name.endswith("_size") or name == "attention_heads") and value < 1:
+            raise GroundingError(f"{flag}: give at least 1")
+        if name.endswith("dropout") and not 0 <= value < 1:
+            raise GroundingError(f"{flag}: give 0 or more, and less than 1")

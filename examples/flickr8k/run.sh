@@ -10,11 +10,13 @@
 # An interrupted run resumes at its last epoch. Two calls with other RUNs can work side by side (then with
 # OMP_NUM_THREADS=1 each). The tables at the end mark what was not run.
 set -euo pipefail
+called_from=$PWD
 cd "$(dirname "$0")/../.."
-pack=${1:?"the folder of the pack is missing: examples/flickr8k/run.sh PACK [OUT] [RUN ...]"}
-out=${2:-runs/flickr8k}
-shift $(($# < 2 ? $# : 2))
 . examples/runs.sh
+pack=$(given_path "${1:?"the folder of the pack is missing: examples/flickr8k/run.sh PACK [OUT] [RUN ...]"}")
+out=runs/flickr8k
+[ $# -lt 2 ] || out=$(given_path "$2")
+shift $(($# < 2 ? $# : 2))
 data=$out/data
 every=()
 mkdir -p "$out"

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..modules.additive_attention import AdaptiveAttention
 from ..modules.recurrent_decoder import RecurrentDecoder, gate_layer, lstm_cell
-from ..modules.region_captioner import RegionCaptioner, RegionCaptionerConfig, check_sizes
+from ..modules.region_captioner import RegionCaptioner, RegionCaptionerConfig
 from ..modules.region_encoder import GLOBAL_FEATURES, RegionEncoder
 from ..modules.scheduled_sampling import ScheduledSampling
 
@@ -85,12 +85,7 @@ class AdaptiveAttentionModel(RegionCaptioner):
 
     @classmethod
     def build_model(cls, cfg, task):
-        """Build for *task*'s dictionary and region features.
-
-        Raises:
-            GroundingError: a size that cannot be
-        """
-        check_sizes(cfg, "attention_size")
+        """Build for *task*'s dictionary and region features."""
         feature_size = task.model_feature_size(cfg)
         encoder = RegionEncoder(
             task.target_dictionary,

@@ -145,10 +145,6 @@ class DvsaModel(MatchingModel):
         super().__init__()
         if not cfg.temperature > 0:
             raise GroundingError(f"--temperature {cfg.temperature}: give more than 0")
-        for name in ("hidden_size", "joint_size", "word_embedding_size"):
-            size = getattr(cfg, name)
-            if size is not None and size < 1:
-                raise GroundingError(f"--{name.replace('_', '-')} {size}: give at least 1")
         if cfg.train_word_vectors and cfg.word_vectors is None and cfg.word_embedding_size is None:
             raise GroundingError("--train-word-vectors: belongs to --word-vectors FILE; without it words are trained")
         self.keep_dictionary(dictionary)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import GroundingError
 from ..modules.recurrent_decoder import RecurrentDecoder, gate_layer, lstm_cell
-from ..modules.region_captioner import RegionCaptioner, RegionCaptionerConfig, check_sizes
+from ..modules.region_captioner import RegionCaptioner, RegionCaptionerConfig
 from ..modules.region_encoder import GLOBAL_FEATURES, RegionEncoder
 from ..modules.scheduled_sampling import ScheduledSampling
 
@@ -112,9 +112,8 @@ class MultiheadAttentionModel(RegionCaptioner):
         """Build for *task*'s dictionary and region features.
 
         Raises:
-            GroundingError: a size that cannot be
+            GroundingError: the heads do not divide the units
         """
-        check_sizes(cfg, "attention_heads")
         if cfg.hidden_size % cfg.attention_heads:
             raise GroundingError(
                 f"--attention-heads {cfg.attention_heads}: must divide --hidden-size {cfg.hidden_size}"

@@ -6,7 +6,6 @@ from typing import Optional
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import FairseqEncoderDecoderModel
 
-from ..errors import GroundingError
 from .regions import GEOMETRY_SIZE
 from .scheduled_sampling import ScheduledSamplingConfig
 from .vocabulary import VocabularyMixin
@@ -29,17 +28,6 @@ class RegionCaptionerConfig(ScheduledSamplingConfig):
     region_geometry: ChoiceEnum(list(GEOMETRY_SIZE)) = field(  # type: ignore[valid-type]
         default="none", metadata={"help": "box5 appends x0 y0 x1 y1 and area, relative to the image, to the features"}
     )
-
-
-def check_sizes(cfg: RegionCaptionerConfig, *names: str) -> None:
-    """Refuse sizes below 1: those of every captioner, and *names*.
-
-    Raises:
-        GroundingError: names the flag
-    """
-    for name in ("embedding_size", "hidden_size", *names):
-        if getattr(cfg, name) < 1:
-            raise GroundingError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: give at least 1")
 
 
 class RegionCaptioner(VocabularyMixin, FairseqEncoderDecoderModel):

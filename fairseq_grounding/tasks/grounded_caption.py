@@ -21,7 +21,7 @@ from ..data.regions import RegionStore
 from ..dump import DumpWriter
 from ..errors import GroundingError
 from ..generation import CaptionScorer, MatchingScorer, dump_steps, whole_words
-from ..model_config import complete
+from ..model_config import check_sizes, complete
 from ..modules.matching import READOUTS, MatchingModel
 from ..modules.pieces import WORD_ATTENTION
 from ..modules.wrapped import unwrap
@@ -425,6 +425,7 @@ class GroundedCaptionTask(FairseqTask):
     def build_model(self, cfg, from_checkpoint=False):
         """Build the model, and note in its *cfg*, which its checkpoints hold, what shaped it."""
         complete(cfg)
+        check_sizes(cfg)
         feature_size = self.model_feature_size(cfg)
         cfg.feature_size = feature_size
         model = super().build_model(cfg, from_checkpoint)
