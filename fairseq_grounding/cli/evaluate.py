@@ -1,4 +1,4 @@
-"""Score grounding dumps (captions, where attention points, what is made up) or matching models (retrieval).
+"""Score grounding dumps (captions, where attention points, what is made up), matching models (retrieval), explanations.
 
 Each score is a sub-command. Those of dumps take one or more and print one table, a row a dump.
 """
@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import argparse
 
-from . import evaluate_captions, evaluate_grounding, evaluate_hallucination, evaluate_retrieval
+from . import (
+    evaluate_captions,
+    evaluate_explanations,
+    evaluate_grounding,
+    evaluate_hallucination,
+    evaluate_retrieval,
+)
 from .report import check_json, write_report
 from .subcommands import add_subcommand
 
@@ -16,6 +22,7 @@ _SCORES = {
     "grounding": evaluate_grounding,
     "hallucination": evaluate_hallucination,
     "retrieval": evaluate_retrieval,
+    "explanations": evaluate_explanations,
 }
 
 
