@@ -139,7 +139,7 @@ class Deleter:
                 picked.append((caption, words))
         if not picked:
             raise GroundingError(f"{explanations.name}: explains no word to ask about from place {first} on")
-        found = []
+        found: list[Deletion] = []
         with tqdm(total=sum(len(words) for _, words in picked), unit=" words", disable=None) as bar:
             for begin in range(0, len(picked), self.captions.batch_size):
                 part = picked[begin : begin + self.captions.batch_size]

@@ -100,7 +100,7 @@ def score_correctness(
             for threshold, value, control in zip(THRESHOLDS, mass, shuffled):
                 means.add({"measure": "mass", "at": threshold}, caption.image, float(value), float(control))
             highest = word.regions == word.regions.max()
-            overlapping = (region_overlaps(regions, targets) > THRESHOLD).any(1)
+            overlapping = np.any(region_overlaps(regions, targets) > THRESHOLD, axis=1)
             pointing = float(overlapping[highest].mean())
             means.add({"measure": "pointing"}, caption.image, pointing, float(overlapping.mean()))
             inside = points_inside(centres(regions), targets)

@@ -99,7 +99,8 @@ def score_detection(
     if frequent:
         kept = {name for name, _ in Counter(names).most_common(frequent)}
         chosen = [number for number, name in enumerate(names) if name in kept]
-        words, names, there, images = ([part[n] for n in chosen] for part in (words, names, there, images))
+        words, names = [words[n] for n in chosen], [names[n] for n in chosen]
+        there, images = [there[n] for n in chosen], [images[n] for n in chosen]
     return {
         "figures": _figures(words, names, there, images, rounds, seed),
         "referenced": sum(there),
