@@ -61,7 +61,7 @@ class AdaptiveAttentionDecoder(RecurrentDecoder):
         zero = encoder_out["global"].new_zeros(len(encoder_out["global"]), self.hidden_size)
         return zero, zero, zero, zero
 
-    def step(self, inputs, state, encoder_out):
+    def read(self, inputs, state, encoder_out):
         hidden, cell, language_hidden, language_cell = state
         gates = inputs + self.state_gates(torch.cat([language_hidden, hidden], 1))
         of_lstm, of_sentinel = gates.split([4 * self.hidden_size, self.hidden_size], 1)
@@ -73,7 +73,11 @@ class AdaptiveAttentionDecoder(RecurrentDecoder):
         gates = self.language_gates(torch.cat([mixed, hidden, language_hidden], 1))
         language_hidden, language_cell = lstm_cell(gates, language_cell)
         state = (hidden, cell, language_hidden, language_cell)
-        return self.dropout(language_hidden + mixed), torch.cat([attention, beta], 1), state
+        return (language_hidden, mixed), torch.cat([attention, beta], 1), state
+
+    def say(self, parts, carried):
+        language_hidden, mixed = parts
+        return self.dropout(language_hidden + mixed), carried
 
     def shown(self, attention):
         return {"attn": [attention[..., :-1]], "sentinel": [attention[..., -1]]}

@@ -91,12 +91,16 @@ class MultiheadAttentionDecoder(RecurrentDecoder):
         logits = torch.matmul(keys, queries[..., None]).squeeze(-1)
         return logits.masked_fill(~mask[:, None], torch.finfo(logits.dtype).min).softmax(-1)
 
-    def step(self, inputs, state, encoder_out):
+    def read(self, inputs, state, encoder_out):
         hidden, cell = lstm_cell(inputs + self.state_gates(state[0]), state[1])
         attention = self.attend(hidden, encoder_out["keys"], encoder_out["mask"])
         context = torch.matmul(self.attention_dropout(attention)[:, :, None], encoder_out["values"]).flatten(1)
         gated = self.context_gate(hidden).sigmoid() * self.context_projection(context)
-        return self.dropout(hidden + gated), attention.flatten(1), (hidden, cell)
+        return (hidden, gated), attention.flatten(1), (hidden, cell)
+
+    def say(self, parts, carried):
+        hidden, gated = parts
+        return self.dropout(hidden + gated), carried
 
     def shown(self, attention):
         heads = attention.unflatten(-1, (self.heads, -1))

@@ -75,17 +75,26 @@ class UpDownDecoder(RecurrentDecoder):
         zero = encoder_out["global"].new_zeros(len(encoder_out["global"]), self.hidden_size)
         return zero, zero, zero, zero
 
-    def step(self, inputs, state, encoder_out):
+    def read(self, inputs, state, encoder_out):
         attention_hidden, attention_cell, language_hidden, language_cell = state
         gates = inputs + self.attention_gates(torch.cat([language_hidden, attention_hidden], 1))
         attention_hidden, attention_cell = lstm_cell(gates, attention_cell)
         attended, attention = self.attention(
             attention_hidden, encoder_out["keys"], encoder_out["values"], encoder_out["mask"]
         )
+        return (
+            (attended, attention_hidden),
+            attention,
+            (attention_cell, language_hidden, language_cell, attention_hidden),
+        )
+
+    def say(self, parts, carried):
+        attended, attention_hidden = parts
+        attention_cell, language_hidden, language_cell, attention_state = carried
         gates = self.language_gates(torch.cat([attended, attention_hidden, language_hidden], 1))
         language_hidden, language_cell = lstm_cell(gates, language_cell)
-        state = (attention_hidden, attention_cell, language_hidden, language_cell)
-        return self.dropout(language_hidden), attention, state
+        state = (attention_state, attention_cell, language_hidden, language_cell)
+        return self.dropout(language_hidden), state
 
 
 @register_model("up_down", dataclass=UpDownConfig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 from .scheduled_sampling import ScheduledSampling
 
 State = tuple[Tensor, ...]
+Parts = tuple[Tensor, ...]
+# parts (P,.) and what is carried (P,.) of any steps -> the parts re-weighted
+Weigher = Callable[[Parts, State], Parts]
 
 # ended captions leave the batch once so large a share of it has ended; leaving costs a copy in the backward pass
 SHRINK = 0.85
@@ -27,8 +32,9 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
     """Runs a cell over a caption.
 
     A subclass defines :meth:`prepare` (all that needs no state, for all steps at once), :meth:`initial_state`
-    and :meth:`step`; the vocabulary projection runs once, over all real tokens. In training, captions are sorted by
-    length and drop out of the batch as they end, so that hardly a step is computed for padding.
+    and :meth:`step`, or in place of the last its two halves, :meth:`read` and :meth:`say`; the vocabulary projection
+    runs once, over all real tokens. In training, captions are sorted by length and drop out of the batch as they end,
+    so that hardly a step is computed for padding.
 
     Args:
         dictionary: of the captions
@@ -41,6 +47,7 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
     def __init__(self, dictionary, output_size: int, sampling: ScheduledSampling | None = None):
         super().__init__(dictionary)
         self.sampling = sampling
+        self._weigher: Weigher | None = None
         self.output_projection = nn.Linear(output_size, len(dictionary))
 
     def prepare(self, tokens: Tensor, rows: Tensor, encoder_out: dict[str, Tensor]) -> Tensor:
@@ -56,7 +63,29 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
 
         A model that shows more than one attention returns (N,A), of which :meth:`shown` makes what users see.
         """
+        parts, attention, carried = self.read(inputs, state, encoder_out)
+        output, state = self.say(parts, carried)
+        return output, attention, state
+
+    def read(self, inputs: Tensor, state: State, encoder_out: dict[str, Tensor]) -> tuple[Parts, Tensor | None, State]:
+        """The first half of a step: parts of the context that the word is said from, each (N,.), the attention, and
+        what else :meth:`say` needs, each (N,.)."""
         raise NotImplementedError
+
+    def say(self, parts: Parts, carried: State) -> tuple[Tensor, State]:
+        """The second half: output (N,O) and the new state, from parts as they were read, or re-weighted."""
+        raise NotImplementedError
+
+    @contextmanager
+    def weighing(self, weigher: Weigher) -> Iterator[None]:
+        """For a while, words are said from parts that *weigher* re-weighted; the states that steps hand on are those
+        of the parts as they were read. Logits are then of the re-weighted parts, and :meth:`forward` returns the
+        others as ``plain`` [(B,T,V)] beside the attention. For decoders that define :meth:`read` and :meth:`say`."""
+        self._weigher = weigher
+        try:
+            yield
+        finally:
+            self._weigher = None
 
     def shown(self, attention: Tensor) -> dict[str, list[Tensor | None]]:
         """What is returned beside logits, of the attention of all steps (B,T,A): ``attn`` [(B,T,R)] at least."""
@@ -87,22 +116,37 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         own_words = self.sampling.probability() if self.training and self.sampling is not None else 0.0
         outputs: list[Tensor] = []
         attentions: list[Tensor] = []
+        halves: list[tuple[Parts, State]] = []
         for step_inputs, going, count in zip(inputs, running, alive):
             if going < len(state[0]):
                 encoder_out = {name: tensor[:going] for name, tensor in encoder_out.items()}
                 state = tuple(tensor[:going] for tensor in state)
             if own_words and outputs:
                 step_inputs = self._with_own_words(step_inputs, outputs[-1][:count], encoder_out, own_words)
-            output, attention, state = self.step(step_inputs, state, encoder_out)
+            if self._weigher is None:
+                output, attention, state = self.step(step_inputs, state, encoder_out)
+            else:
+                parts, attention, carried = self.read(step_inputs, state, encoder_out)
+                output, state = self.say(parts, carried)
+                halves.append((tuple(part[:count] for part in parts), tuple(part[:count] for part in carried)))
             outputs.append(output[:count])
             if attention is not None:
                 attentions.append(attention[:count])
         steps, rows = _packed(alive[: len(running)], batch, order.device)
         place = order[rows] * length + steps
         logits = _spread(self.output_projection(torch.cat(outputs)), place, batch, length)
-        if not attentions:
-            return logits, {"attn": [None]}
-        return logits, self.shown(_spread(torch.cat(attentions), place, batch, length))
+        extra: dict[str, list[Tensor | None]] = {"attn": [None]}
+        if attentions:
+            extra = self.shown(_spread(torch.cat(attentions), place, batch, length))
+        if not halves:
+            return logits, extra
+        parts, carried = (tuple(torch.cat(steps) for steps in zip(*half)) for half in zip(*halves))
+        weighted = self.output_projection(self._weighted(parts, carried))
+        return _spread(weighted, place, batch, length), {**extra, "plain": [logits]}
+
+    def _weighted(self, parts: Parts, carried: State) -> Tensor:
+        assert self._weigher is not None
+        return self.say(self._weigher(parts, carried), carried)[0]
 
     def _with_own_words(
         self, inputs: Tensor, previous: Tensor, encoder_out: dict[str, Tensor], probability: float
@@ -130,7 +174,12 @@ class RecurrentDecoder(FairseqIncrementalDecoder):
         else:
             state = tuple(tensor for _, tensor in sorted(saved.items()) if tensor is not None)
         rows = torch.arange(len(tokens), device=tokens.device)
-        output, attention, state = self.step(self.prepare(tokens[:, 0], rows, encoder_out), state, encoder_out)
+        inputs = self.prepare(tokens[:, 0], rows, encoder_out)
+        if self._weigher is None:
+            output, attention, state = self.step(inputs, state, encoder_out)
+        else:
+            parts, attention, carried = self.read(inputs, state, encoder_out)
+            output, (_, state) = self._weighted(parts, carried), self.say(parts, carried)
         named: dict[str, Tensor | None] = {f"{number:02d}": tensor for number, tensor in enumerate(state)}
         self.set_incremental_state(incremental_state, self.STATE, named)
         logits = self.output_projection(output)[:, None]
