@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import sacrebleu
 import torch
+from fairseq.data import Dictionary
 
+from .data.noun_files import noun_lookup
 from .modules.all_pairs import CAPTION_BLOCK, CaptionBlock, padded, score_blocks
 from .modules.matching import Encoded, MatchingModel
 from .scoring.cider import CiderD
 from .scoring.grounding import GroundingScorer
 from .scoring.retrieval import recall_at_k
+
+HALLUCINATION = ("hallucination_rate", "object_precision")
+# the published figures are of so many words on Flickr30k
+FREQUENT = 20
 
 
 def _gather(mine: dict[int, Any]) -> dict[int, Any]:
@@ -116,3 +123,40 @@ def grounding_metrics(objects: dict[str, Any], rows: list[dict[str, Any]]) -> di
     scores = GroundingScorer(objects, protocol="gvd").score(rows)
     names = ("attention_accuracy", "f1_all", "f1_loc")
     return {name: float(scores.get(name) or 0.0) for name in names}
+
+
+def hallucination_metrics(
+    generated: dict[int, list[int]],
+    references: dict[int, list[list[int]]],
+    words: Dictionary,
+    noun_table: Mapping[str, tuple[int, int]],
+) -> dict[str, float]:
+    """How far nouns that were written are in the captions of the image; a lower bound, since captions leave things out
+    and another form or name of the same thing counts as wrong. Images and words as in :func:`caption_metrics`.
+
+    Args:
+        words: the captions' dictionary
+        noun_table: times seen and times tagged a noun in training
+
+    Returns:
+        ``hallucination_rate``: the nouns that no reference has, over all nouns; ``object_precision``: of each of the
+        :data:`FREQUENT` nouns that training had most, the captions rightly with it over those with it, and the mean
+        over those that were written (the "mAP" of Sun et al., arXiv 2001.01037, is this precision). 0 where undefined
+    """
+    noun = noun_lookup(words.symbols, noun_table, words.nspecial)
+    order = sorted((number for number in range(len(words)) if noun[number]), key=lambda number: -words.count[number])
+    frequent = set(order[:FREQUENT])
+    said: Counter[int] = Counter()
+    right: Counter[int] = Counter()
+    mentions = wrong = 0
+    for image, tokens in generated.items():
+        there = {token for caption in references[image] for token in caption}
+        # a word that the dictionary lacks has a number past its end
+        nouns = [token for token in tokens if token < len(noun) and noun[token]]
+        mentions += len(nouns)
+        wrong += sum(token not in there for token in nouns)
+        for token in frequent.intersection(nouns):
+            said[token] += 1
+            right[token] += token in there
+    precision = sum(right[token] / said[token] for token in said) / max(1, len(said))
+    return {"hallucination_rate": wrong / max(1, mentions), "object_precision": precision}

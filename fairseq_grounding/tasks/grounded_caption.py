@@ -25,7 +25,14 @@ from ..model_config import check_sizes, complete
 from ..modules.matching import READOUTS, MatchingModel
 from ..modules.pieces import WORD_ATTENTION
 from ..modules.wrapped import unwrap
-from ..validation import SplitPass, caption_metrics, grounding_metrics, retrieval_metrics
+from ..validation import (
+    HALLUCINATION,
+    SplitPass,
+    caption_metrics,
+    grounding_metrics,
+    hallucination_metrics,
+    retrieval_metrics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +93,14 @@ class GroundedCaptionConfig(FairseqDataclass):
         metadata={
             "help": "validation logs attention_accuracy on the given captions and f1_all, f1_loc on greedy ones;"
             " needs a folder prepared with --entities"
+        },
+    )
+    eval_hallucination: bool = field(
+        default=False,
+        metadata={
+            "help": "validation decodes each image greedily and logs hallucination_rate, the share of nouns that no"
+            " caption of the image has, and object_precision, the mean over the 20 nouns most frequent in training of"
+            " how often such a caption has the noun where it is said (captioners)"
         },
     )
     grounding_dump: Optional[str] = field(
@@ -382,7 +397,8 @@ class GroundedCaptionTask(FairseqTask):
     def _metric_names(self) -> List[str]:
         if isinstance(self._evaluated, MatchingModel):
             return list(_ASKED_FOR["eval_retrieval"]) if self.cfg.eval_retrieval else []
-        fitting = ("eval_caption_metrics", "eval_grounding") if attends(self._evaluated) else ("eval_caption_metrics",)
+        fitting = ["eval_caption_metrics", "eval_hallucination"]
+        fitting += ["eval_grounding"] if attends(self._evaluated) else []
         asked = [flag for flag in fitting if getattr(self.cfg, flag)]
         return [name for flag in asked for name in _ASKED_FOR[flag]]
 
@@ -392,7 +408,7 @@ class GroundedCaptionTask(FairseqTask):
         if isinstance(self._evaluated, MatchingModel):
             return retrieval_metrics(self._evaluated, kept.images, kept.captions, dataset.image_of_caption)
         result: Dict[str, float] = {}
-        if self.cfg.eval_caption_metrics:
+        if self.cfg.eval_caption_metrics or self.cfg.eval_hallucination:
             tokens = {number: tokens for number, (tokens, _) in kept.generated.items()}
             references = {
                 number: [
@@ -401,7 +417,11 @@ class GroundedCaptionTask(FairseqTask):
                 ]
                 for number in tokens
             }
-            result.update(caption_metrics(tokens, references, self.folder.document_frequency()))
+            if self.cfg.eval_caption_metrics:
+                result.update(caption_metrics(tokens, references, self.folder.document_frequency()))
+            if self.cfg.eval_hallucination:
+                words, table = self.word_dictionary, self.folder.noun_table()
+                result.update(hallucination_metrics(tokens, references, words, table))
         if self.cfg.eval_grounding and attends(self._evaluated):
             objects = self.folder.objects()
             assert objects is not None
@@ -411,7 +431,7 @@ class GroundedCaptionTask(FairseqTask):
 
     def _warn_of_idle_flags(self, model) -> None:
         if isinstance(model, MatchingModel):
-            idle = dict.fromkeys(("eval_caption_metrics", "eval_grounding"), "captioners")
+            idle = dict.fromkeys(("eval_caption_metrics", "eval_grounding", "eval_hallucination"), "captioners")
         else:
             idle = {"eval_retrieval": "matching models"}
             if not attends(model):
@@ -447,6 +467,7 @@ _ASKED_FOR = {
     "eval_retrieval": ("rsum", *(f"{way}_{rank}" for way in ("i2t", "t2i") for rank in ("r1", "r5", "r10", "medr"))),
     "eval_caption_metrics": ("cider", "bleu4"),
     "eval_grounding": ("attention_accuracy", "f1_all", "f1_loc"),
+    "eval_hallucination": HALLUCINATION,
 }
 
 
