@@ -34,7 +34,7 @@ setup(
     license="MIT",
     python_requires=">=3.9",
     packages=find_packages(include=["fairseq_grounding", "fairseq_grounding.*"]),
-    package_data={"fairseq_grounding": ["py.typed"]},
+    package_data={"fairseq_grounding": ["py.typed", "criterions/stop_words.txt"]},
     py_modules=["fairseq_grounding_command"],
     install_requires=[
         "torch>=2.6",

@@ -1,3 +1,3 @@
 """Losses; fairseq does not import this folder by itself, so the package does."""
 
-from . import image_text_triplet, kl_attention_distill, scst_cider_scan
+from . import image_text_triplet, kl_attention_distill, lrp_inference, scst_cider_scan

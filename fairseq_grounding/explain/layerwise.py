@@ -55,7 +55,7 @@ def propagate(model: Any, net_input: Mapping[str, Tensor], logits: Tensor, asked
     read = torch.stack([node.value for node in replay.outputs], 1)
     _same(model, layer(read), logits, asked.real)
 
-    seeds, kept = _through_projection(layer, read, asked.seeds(logits), rules)
+    seeds, kept = through_projection(layer, read, asked.seeds(logits), rules)
     passed = [*replay.global_vector, *replay.sentinel, *replay.heads]
     relevance = tape.propagate(
         [(node, seeds[:, None, number], number) for number, node in enumerate(replay.outputs)],
@@ -97,7 +97,7 @@ def _same(model: Any, described: Tensor, logits: Tensor, real: Tensor) -> None:
         )
 
 
-def _through_projection(
+def through_projection(
     layer: nn.Linear, read: Tensor, seeds: list[tuple[Tensor, Tensor]], rules: lrp.Rules
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Relevance of what the vocabulary projection reads (B,K,O), and what its bias and epsilon keep, two (B,K).

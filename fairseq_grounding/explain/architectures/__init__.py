@@ -91,6 +91,15 @@ class Architecture:
         """Write the forward pass on *tape*, for the words at *places* (ascending) of each caption."""
         raise NotImplementedError
 
+    def say(self, tape: Tape, parts: Sequence[Node], carried: Sequence[Tensor]) -> Node:
+        """Write the second half of a step on *tape* (:meth:`RecurrentDecoder.say`): what the vocabulary projection
+        reads (P,O), of parts (P,.) and of what is carried (P,.). Only ``lrp_inference`` needs it.
+
+        Raises:
+            GroundingError: this architecture's steps have no such halves
+        """
+        raise GroundingError(f"lrp: {model_name(self.model)} has no context that could be re-weighted")
+
     def projection(self) -> nn.Linear:
         """The layer that gives the logits."""
         return self.model.decoder.output_projection

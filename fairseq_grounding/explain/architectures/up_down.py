@@ -32,6 +32,15 @@ class UpDown(Architecture):
         "decoder.dropout": nn.Dropout,
     }
 
+    def say(self, tape: Tape, parts: Sequence[Node], carried: Sequence[Tensor]) -> Node:
+        decoder = self.model.decoder
+        attended, hidden = parts
+        _, old, cell, _ = carried
+        widths = [attended.value.shape[1], decoder.hidden_size, decoder.hidden_size]
+        weights = decoder.language_gates.weight.split(widths, 1)
+        read = list(zip([attended, hidden, tape.input(old)], weights))
+        return lstm_cell(tape, "language LSTM", read, decoder.language_gates.bias, tape.input(cell))[0]
+
     def replay(self, tape: Tape, net_input: Mapping[str, Tensor], places: Sequence[int]) -> Replay:
         encoder, decoder = self.model.encoder, self.model.decoder
         mask = net_input["src_tokens"].ne(encoder.dictionary.pad())
