@@ -19,7 +19,7 @@ from .scoring.grounding import GroundingScorer
 from .scoring.retrieval import recall_at_k
 
 HALLUCINATION = ("hallucination_rate", "object_precision")
-# the published figures are of so many words on Flickr30k
+# as many as the published code takes on Flickr30k where it detects hallucinated words
 FREQUENT = 20
 
 
