@@ -56,7 +56,7 @@ def serve(address: str) -> None:
     import fairseq_cli.generate
     import fairseq_cli.train
     import fairseq_cli.validate
-    import torch._dynamo  # which torch's optimizers import late
+    import torch._dynamo  # noqa: F401 (torch's optimizers import it late)
 
     import fairseq_grounding.cli
 
