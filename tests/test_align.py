@@ -238,7 +238,7 @@ def test_one_word_one_region_and_words_that_nobody_knows(make_toy_data, dvsa: Pa
         (("--beta", "0,1", "--export-snippets", "s"), "--export-snippets: needs one beta, and --beta 0,1 gives 2"),
         (("--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("--split", "test,dev"), "{folder}: has no split 'dev', only train, valid, test"),
-        (("--out", "nowhere/out"), "nowhere/out: the folder nowhere does not exist; make it first"),
+        (("--out", "nowhere/out"), "--out nowhere/out: its folder does not exist; make it first"),
     ],
 )
 def test_flags_that_make_no_sense(toy_folder: Path, dvsa: Path, tmp_path: Path, capsys, monkeypatch, flags, message):

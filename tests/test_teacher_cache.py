@@ -144,11 +144,3 @@ def test_other_regions_of_equal_numbers_are_refused(toy_folder: Path, teacher: P
         wrong = other if regions is None else None
         with pytest.raises(GroundingError, match=f"{cache.name}: was made of other regions than .*--regions"):
             supervision(cache, wrong)
-
-
-def test_the_file_to_write_is_none_that_is_read(toy_data, toy_folder: Path, teacher: Path) -> None:
-    for read in (teacher, toy_data.regions):
-        before = read.read_bytes()
-        with pytest.raises(GroundingError, match=f"--out .*{read.name} that is read"):
-            cache_teacher(toy_folder, teacher, read, splits=["train"], readout="normalised", dtype="float32", cpu=True)
-        assert read.read_bytes() == before
