@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, register_model
+from fairseq.models import FairseqEncoder, register_model
 from fairseq.models.transformer import Embedding, TransformerConfig, TransformerDecoderBase
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from fairseq.modules import LayerNorm
@@ -12,8 +12,8 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from ..errors import GroundingError
+from ..modules.region_captioner import RegionCaptioner
 from ..modules.regions import GEOMETRY_SIZE, image_region_mask, with_geometry
-from ..modules.vocabulary import VocabularyMixin
 
 EncoderOut = Dict[str, List[Tensor]]
 
@@ -199,15 +199,10 @@ def _check(cfg: GroundedTransformerConfig) -> None:
 
 
 @register_model("grounded_transformer", dataclass=GroundedTransformerConfig)
-class GroundedTransformerModel(VocabularyMixin, FairseqEncoderDecoderModel):
+class GroundedTransformerModel(RegionCaptioner):
     """A transformer captioner: logits and attention for every token, in training too."""
 
     region_weight = "encoder.region_embedding.weight"
-
-    def __init__(self, encoder, decoder, dictionary, feature_size: int):
-        super().__init__(encoder, decoder)
-        self.keep_dictionary(dictionary)
-        self.feature_size = feature_size
 
     @classmethod
     def build_model(cls, cfg, task):

@@ -5,15 +5,15 @@ from typing import Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqEncoder, FairseqEncoderDecoderModel, register_model
+from fairseq.models import FairseqEncoder, register_model
 from torch import nn
 from torch.nn import functional as F
 
 from ..errors import GroundingError
 from ..modules.recurrent_decoder import RecurrentDecoder, gate_layer, lstm_cell
+from ..modules.region_captioner import RegionCaptioner
 from ..modules.region_encoder import RegionEncoder
 from ..modules.regions import image_region_mask, mean_region, whole_image
-from ..modules.vocabulary import VocabularyMixin
 
 CELLS = ("relu", "lstm")
 IMAGE_VECTORS = ("whole", "mean", "region")
@@ -182,7 +182,7 @@ def log_frequencies(dictionary, captions: int, unknown: int) -> torch.Tensor:
 
 
 @register_model("multimodal_rnn", dataclass=MultimodalRnnConfig)
-class MultimodalRnnModel(VocabularyMixin, FairseqEncoderDecoderModel):
+class MultimodalRnnModel(RegionCaptioner):
     """The generator of DVSA (Karpathy and Fei-Fei, CVPR 2015): logits for every token, and no attention.
 
     ``attends`` False says so to the task; ``describes_region`` that its first region is what it describes.
@@ -192,9 +192,7 @@ class MultimodalRnnModel(VocabularyMixin, FairseqEncoderDecoderModel):
     attends = False
 
     def __init__(self, encoder, decoder, dictionary, feature_size: int):
-        super().__init__(encoder, decoder)
-        self.keep_dictionary(dictionary)
-        self.feature_size = feature_size
+        super().__init__(encoder, decoder, dictionary, feature_size)
         self.describes_region = encoder.vector == "region"
 
     @classmethod

@@ -5,15 +5,15 @@ from typing import Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
+from fairseq.models import register_model, register_model_architecture
 from torch import nn
 
 from ..modules.additive_attention import AdditiveAttention
 from ..modules.recurrent_decoder import RecurrentDecoder, gate_layer, lstm_cell
+from ..modules.region_captioner import RegionCaptioner
 from ..modules.region_encoder import GLOBAL_FEATURES, RegionEncoder
 from ..modules.regions import GEOMETRY_SIZE
 from ..modules.scheduled_sampling import ScheduledSampling, ScheduledSamplingConfig
-from ..modules.vocabulary import VocabularyMixin
 
 
 @dataclass
@@ -98,15 +98,8 @@ class UpDownDecoder(RecurrentDecoder):
 
 
 @register_model("up_down", dataclass=UpDownConfig)
-class UpDownModel(VocabularyMixin, FairseqEncoderDecoderModel):
+class UpDownModel(RegionCaptioner):
     """The Up-Down captioner: logits and attention for every token, in training too."""
-
-    region_weight = "encoder.region_embedding.0.weight"
-
-    def __init__(self, encoder, decoder, dictionary, feature_size: int):
-        super().__init__(encoder, decoder)
-        self.keep_dictionary(dictionary)
-        self.feature_size = feature_size
 
     @classmethod
     def build_model(cls, cfg, task):

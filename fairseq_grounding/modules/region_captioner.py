@@ -1,4 +1,4 @@
-"""What recurrent captioners on a region encoder share: their flags, and what their checkpoints hold."""
+"""What captioners of regions share: what their checkpoints hold, and the flags of some."""
 
 from dataclasses import dataclass, field
 from typing import Optional
@@ -31,7 +31,7 @@ class RegionCaptionerConfig(ScheduledSamplingConfig):
 
 
 class RegionCaptioner(VocabularyMixin, FairseqEncoderDecoderModel):
-    """A captioner with a :class:`~.region_encoder.RegionEncoder`, its dictionary in the state."""
+    """A captioner with its dictionary in the state; ``region_weight`` is a RegionEncoder's unless a subclass says."""
 
     region_weight = "encoder.region_embedding.0.weight"
 
