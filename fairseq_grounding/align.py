@@ -15,7 +15,6 @@ from tqdm import tqdm
 from .checkpoints import load_matching_model
 from .data.grounded_caption_dataset import GroundedCaptionDataset
 from .data.prepared import PreparedFolder
-from .data.regions import RegionStore
 from .data.skipped import Skipped
 from .dump import DumpWriter
 from .errors import GroundingError
@@ -194,7 +193,7 @@ def align(
         GroundingError: one of the inputs is wrong; then neither *out* nor *snippets* is written
     """
     folder = PreparedFolder(data)
-    store = RegionStore(regions or folder.regions_path)
+    store = folder.region_store(regions)
     name = f"--path {path}"
     dictionary = folder.dictionary()
     teacher = Teacher(load_matching_model(path, "--path"), dictionary, store.feature_size, name)

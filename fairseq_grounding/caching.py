@@ -14,7 +14,6 @@ from tqdm import tqdm
 from .checkpoints import load_matching_model
 from .data.grounded_caption_dataset import GroundedCaptionDataset
 from .data.prepared import PreparedFolder
-from .data.regions import RegionStore
 from .data.teacher_cache import Origin, SplitAttention, write_teacher_cache
 from .modules.teacher import Teacher, weights_hash
 
@@ -55,7 +54,7 @@ def cache_teacher(
         GroundingError: the model does not go with the folder, or a split is not there
     """
     folder = PreparedFolder(data)
-    store = RegionStore(regions or folder.regions_path)
+    store = folder.region_store(regions)
     words = folder.dictionary()
     model = load_matching_model(teacher_path, "--teacher-path")
     teacher = Teacher(model, words, store.feature_size, f"--teacher-path {teacher_path}")

@@ -22,6 +22,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import GroundingError
+from .inputs import add_cpu, add_regions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,14 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-words", type=int, default=1, metavar="N", help="words of an exported phrase, at least (default: 1)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the folder of --export-snippets")
-    parser.add_argument(
-        "--regions", type=Path, metavar="FILE", help="region store (default: the one the folder was prepared with)"
-    )
+    add_regions(parser)
     parser.add_argument(
         "--max-regions", type=int, default=100, metavar="N", help="at most so many regions an image (default: 100)"
     )
     parser.add_argument("--batch-size", type=int, default=100, metavar="N", help="captions at once (default: 100)")
-    parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
+    add_cpu(parser)
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out captions of which the model knows no word, and count them"
     )

@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import GroundingError
+from .inputs import add_cpu, add_regions
 from .report import check_written
 
 
@@ -46,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="float16",
         help="half precision costs about 1e-3 of a loss (default: %(default)s)",
     )
-    parser.add_argument(
-        "--regions", type=Path, metavar="FILE", help="region store (default: the one the folder was prepared with)"
-    )
+    add_regions(parser)
     parser.add_argument(
         "--max-regions", type=int, default=100, metavar="N", help="as the training will have it (default: 100)"
     )
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="as the training will have it: a caption that is cut is read differently (default: 50)",
     )
-    parser.add_argument("--cpu", action="store_true", help="leave the GPU alone")
+    add_cpu(parser)
     parser.set_defaults(inputs=("data", "teacher_path", "regions"))
 
 

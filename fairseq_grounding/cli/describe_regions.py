@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GroundingError
+from .inputs import add_cpu, add_regions
 from .report import check_written, check_written_folder
 
 
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", metavar="NAME", help="describe the images of this split of the prepared folder (default: test)"
     )
-    parser.add_argument(
-        "--regions", type=Path, metavar="FILE", help="region store (default: the one that the folder was prepared with)"
-    )
+    add_regions(parser)
     parser.add_argument("--top", type=int, metavar="K", help="describe K regions an image, at most (default: all)")
     parser.add_argument(
         "--rank",
@@ -79,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-drawn", type=int, default=8, metavar="N", help="regions in a picture, at most (default: %(default)s)"
     )
-    parser.add_argument("--cpu", action="store_true", help="do not use the GPU")
+    add_cpu(parser)
     parser.set_defaults(inputs=("data", "path", "regions", "photographs"))
 
 
@@ -154,7 +153,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Any, list[str]]:
         raise GroundingError(f"--images {args.images}: names no image")
     if args.data.is_dir():
         folder = PreparedFolder(args.data)
-        store = RegionStore(args.regions or folder.regions_path)
+        store = folder.region_store(args.regions)
         return store, named or list(dict.fromkeys(folder.split(args.split or "test").image_ids))
     for flag in ("split", "regions"):
         if getattr(args, flag) is not None:

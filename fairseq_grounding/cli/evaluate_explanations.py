@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ..errors import GroundingError
+from .inputs import add_cpu, add_regions
 from .report import add_data, add_json, add_resampling, check_csv, percent, print_table
 
 if TYPE_CHECKING:
@@ -83,10 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="hallucination: only the N objects that are said most (default: 0, all; the paper: 20 on Flickr30k)",
     )
-    add("--regions", type=Path, metavar="H5", help="region store (default: the one the folder was prepared with)")
+    add_regions(parser)
     add("--max-regions", type=int, default=100, metavar="N", help="at most so many regions an image (default: 100)")
     add("--batch-size", type=int, default=16, metavar="N", help="captions at once (default: %(default)s)")
-    add("--cpu", action="store_true", help="leave the GPU alone")
+    add_cpu(parser)
     add("--csv", type=Path, metavar="FILE", help="also write a line a figure")
     add_resampling(parser, "all figures")
     add_json(parser, ("explanations", "data", "path", "synonyms", "regions"))
@@ -124,7 +125,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def _experiments(args: argparse.Namespace) -> dict[str, Experiment]:
     """What to run on each file, by name."""
     from ..data.prepared import PreparedFolder
-    from ..data.regions import RegionStore
     from ..scoring.correctness import score_correctness
     from ..scoring.deletions import Amount, score_deletions
     from ..scoring.detection import score_detection
@@ -187,7 +187,7 @@ def _experiments(args: argparse.Namespace) -> dict[str, Experiment]:
 
         found.update(regions=regions, words=words)
     if objects is not None:
-        store = RegionStore(args.regions or folder.regions_path)
+        store = folder.region_store(args.regions)
         mentions = UnreferencedWords(objects, read_synonyms(args.synonyms) if args.synonyms is not None else ())
         found["correctness"] = lambda explanations: score_correctness(
             explanations, objects, store, args.max_regions, *resampling

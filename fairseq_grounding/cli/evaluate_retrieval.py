@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GroundingError
+from .inputs import add_cpu, add_regions
 from .report import add_json, check_csv, print_table
 
 _COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr"}
@@ -41,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="test", help="split to rank (default: test)")
     parser.add_argument("--folds", type=int, metavar="N", help="also N folds of equally many images, and their mean")
     parser.add_argument("--images", type=int, metavar="N", help="the first N images of the split only (default: all)")
-    parser.add_argument(
-        "--regions",
-        "--features",
-        type=Path,
-        metavar="FILE",
-        help="region store (default: the one that the folder was prepared with)",
-    )
+    add_regions(parser, "--features")
     parser.add_argument(
         "--max-regions", type=int, default=100, metavar="N", help="at most N regions an image (default: 100)"
     )
@@ -58,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="captions are cut to N tokens, the end symbol included (default: 50)",
     )
-    parser.add_argument("--cpu", action="store_true", help="compute on the processor even where there is a GPU")
+    add_cpu(parser)
     parser.add_argument(
         "--csv",
         type=Path,
@@ -74,13 +69,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
     from ..data.grounded_caption_dataset import GroundedCaptionDataset
     from ..data.prepared import PreparedFolder
-    from ..data.regions import RegionStore
     from ..retrieval import load_ensemble, score_matrix
     from ..scoring.retrieval import fold_bounds, mean_of_folds, retrieval_scores, split_ranks, write_ranks
 
     _check(args)
     folder = PreparedFolder(args.data)
-    store = RegionStore(args.regions or folder.regions_path)
+    store = folder.region_store(args.regions)
     dataset = GroundedCaptionDataset(
         folder.split(args.split), store, folder.dictionary(), "image", args.max_regions, args.max_target_positions
     )

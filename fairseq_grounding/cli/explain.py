@@ -29,6 +29,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import GroundingError
+from .inputs import add_cpu, add_regions
 from .report import check_written
 
 
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="integrated_gradients: points on the way (default: %(default)s)",
     )
-    add("--regions", type=Path, metavar="H5", help="region store (default: the one the folder was prepared with)")
+    add_regions(parser)
     add("--max-regions", type=int, default=100, metavar="N", help="at most so many regions an image (default: 100)")
     add(
         "--max-target-positions",
@@ -100,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="captions are cut to so many tokens, the end symbol included (default: 50)",
     )
     add("--batch-size", type=int, default=16, metavar="N", help="captions at once (default: %(default)s)")
-    add("--cpu", action="store_true", help="leave the GPU alone")
+    add_cpu(parser)
     parser.set_defaults(inputs=("data", "path", "dump", "regions"))
 
 

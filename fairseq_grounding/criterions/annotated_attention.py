@@ -105,9 +105,8 @@ class AnnotatedAttention:
     def _of_image(self, dataset: GroundedCaptionDataset, image: int) -> list[WordTargets]:
         regions = dataset.store.boxes(int(dataset.stored[image]), limit=dataset.max_regions)
         annotated = self._annotated.get(dataset.image_ids[image], [])
-        captions = range(int(dataset.first_caption[image]), int(dataset.first_caption[image + 1]))
         targets = []
-        for caption in captions:
+        for caption in dataset.captions_of_image(image):
             index = int(dataset.split.caption_index[caption])
             boxes: dict[int, list[Any]] = {}
             for entry in annotated[index] if index < len(annotated) else []:

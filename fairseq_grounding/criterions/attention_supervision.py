@@ -11,7 +11,7 @@ from torch import Tensor
 from ..checkpoints import load_matching_model
 from ..data.teacher_cache import TeacherCache
 from ..errors import GroundingError
-from ..modules.matching import READOUTS
+from ..modules.matching import READOUTS, READOUTS_HELP
 from ..modules.pieces import by_words
 from ..modules.teacher import Teacher, weights_hash
 from .annotated_attention import BOXES, AnnotatedAttention
@@ -34,10 +34,7 @@ class AttentionSupervisionConfig(FairseqDataclass):
     )
     teacher_readout: ChoiceEnum(READOUTS) = field(  # type: ignore[valid-type]
         default="normalised",
-        metadata={
-            "help": "how attention is read off the teacher. normalised: softmax over regions of the"
-            " word-normalised similarity, as published; similarity: softmax of temperature times cosine"
-        },
+        metadata={"help": f"how attention is read off the teacher. {READOUTS_HELP}"},
     )
     attention_target: ChoiceEnum(["teacher", "annotation"]) = field(  # type: ignore[valid-type]
         default="teacher",

@@ -204,10 +204,7 @@ class ScstCiderScanCriterion(FairseqCriterion):
     @torch.no_grad()
     def _rewards(self, batch: Dict[str, Any]) -> Rewards:
         """The rewards of a batch's captions, each with its own image."""
-        target = batch["target"]
-        if self.task.reader is not None:
-            # no reference has the number of a word that the dictionary lacks
-            target, _ = self.task.reader.read(target, unknown=len(self.words))
+        target = self.task.as_references(batch["target"])
         lengths = target.ne(self.padding_idx).sum(1)
         hypotheses = [row[:length] for row, length in zip(target.tolist(), lengths.tolist())]
         images = self.task.datasets[batch["split"]].image_of_caption[batch["caption"].cpu().numpy()]
@@ -222,9 +219,7 @@ class ScstCiderScanCriterion(FairseqCriterion):
     def _scorer(self, split: str) -> CiderD:
         if split not in self._cider:
             dataset = self.task.datasets[split]
-            captions = [dataset.split.tokens[number].tolist() for number in range(len(dataset.split))]
-            first = dataset.first_caption
-            references = [captions[start:end] for start, end in zip(first[:-1], first[1:])]
+            references = [dataset.references(image) for image in range(len(dataset.image_ids))]
             self._cider[split] = CiderD.from_references(references, self.task.folder.document_frequency())
         return self._cider[split]
 

@@ -99,7 +99,15 @@ class GroundedCaptionDataset(FairseqDataset):
             return (item,)
         if self.items == "image":
             return (int(self.first_caption[item]),)
-        return range(self.first_caption[item], self.first_caption[item + 1])
+        return self.captions_of_image(item)
+
+    def captions_of_image(self, image: int) -> range:
+        """The numbers of an image's captions, whatever the items are."""
+        return range(int(self.first_caption[image]), int(self.first_caption[image + 1]))
+
+    def references(self, image: int) -> list[list[int]]:
+        """The whole captions of an image, as word ids with the end symbol."""
+        return [self.split.tokens[caption].tolist() for caption in self.captions_of_image(image)]
 
     def collater(self, samples: list[int]) -> dict[str, Any]:
         """A batch: what DESIGN calls ``net_input``, and beside it targets, noun masks and ids.

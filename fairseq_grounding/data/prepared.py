@@ -26,6 +26,7 @@ from fairseq.data.indexed_dataset import (
 from ..errors import GroundingError
 from ..files import content_hash, read_json, write_json
 from .pieces import PieceReader
+from .regions import RegionStore
 
 FORMAT = "fairseq_grounding.prepared"
 VERSION = 1
@@ -152,6 +153,10 @@ class PreparedFolder:
         beside = Path(os.path.normpath(self.path.resolve() / stored["path"]))
         absolute = Path(stored["absolute_path"])
         return absolute if absolute.exists() and not beside.exists() else beside
+
+    def region_store(self, path: str | os.PathLike[str] | None = None) -> RegionStore:
+        """The regions: those that the folder was prepared with, or another store."""
+        return RegionStore(path or self.regions_path)
 
     def splits(self) -> list[str]:
         """Names of the splits that are there, of ``train``, ``valid`` and ``test``."""

@@ -14,6 +14,10 @@ from .regions import image_region_mask
 from .vocabulary import VocabularyMixin
 
 READOUTS = ("normalised", "similarity")
+READOUTS_HELP = (
+    "normalised: softmax over regions of the word-normalised similarity, as published; similarity: softmax of"
+    " temperature times cosine"
+)
 
 
 class Encoded(NamedTuple):

@@ -17,12 +17,11 @@ from omegaconf import II, MISSING, DictConfig
 from ..data.grounded_caption_dataset import ITEMS, GroundedCaptionDataset
 from ..data.pieces import PieceReader
 from ..data.prepared import PreparedFolder
-from ..data.regions import RegionStore
 from ..dump import DumpWriter
 from ..errors import GroundingError
 from ..generation import CaptionScorer, MatchingScorer, dump_steps, whole_words
 from ..model_config import check_sizes, complete
-from ..modules.matching import READOUTS, MatchingModel
+from ..modules.matching import READOUTS, READOUTS_HELP, MatchingModel
 from ..modules.pieces import WORD_ATTENTION
 from ..modules.wrapped import unwrap
 from ..validation import (
@@ -63,10 +62,7 @@ class GroundedCaptionConfig(FairseqDataclass):
     )
     readout: ChoiceEnum(READOUTS) = field(  # type: ignore[valid-type]
         default="normalised",
-        metadata={
-            "help": "how --score-reference reads attention off a matching model. normalised: softmax over regions of"
-            " the word-normalised similarity, as published; similarity: softmax of temperature times cosine"
-        },
+        metadata={"help": f"how --score-reference reads attention off a matching model. {READOUTS_HELP}"},
     )
     units: Optional[ChoiceEnum(UNITS)] = field(  # type: ignore[valid-type]
         default=None,
@@ -134,7 +130,7 @@ class GroundedCaptionTask(FairseqTask):
         if str(cfg.units or "pieces") == "pieces" and (cfg.units is not None or self.folder.has_pieces):
             self.dictionary = self.folder.piece_dictionary()
             self.reader = PieceReader(self.dictionary, self.word_dictionary)
-        self.store = RegionStore(cfg.regions or self.folder.regions_path)
+        self.store = self.folder.region_store(cfg.regions)
         self.feature_size = self.store.feature_size
         self.epoch = FINAL_EPOCH
         # an attribute of this name would be the mapping's own method
@@ -339,7 +335,7 @@ class GroundedCaptionTask(FairseqTask):
         if first:
             written = self._decode(self._rows_of(sample, first))
             for row, hypothesis, dumped in zip(first, *written):
-                kept.generated[int(images[row])] = self._word_ids(hypothesis[0]["tokens"]), dumped
+                kept.generated[int(images[row])] = self.as_references(hypothesis[0]["tokens"][None])[0].tolist(), dumped
         if self.cfg.eval_grounding and attends(self._evaluated):
             hypotheses = CaptionScorer(self.dictionary).generate([self._evaluated], sample)
             rows = self.dump_rows(self._evaluated, sample, hypotheses, reference=True)
@@ -360,12 +356,12 @@ class GroundedCaptionTask(FairseqTask):
         ids = {name: sample[name].index_select(0, chosen) for name in ("id", "caption")}
         return {**sample, **ids, "net_input": net_input, "target": None}
 
-    def _word_ids(self, tokens) -> List[int]:
-        """A caption in the numbers of the words that its references are in."""
+    def as_references(self, tokens):
+        """Captions (B,T) of tokens as (B,W), in the numbers of the words that references are in."""
         if self.reader is None:
-            return tokens.tolist()
+            return tokens
         # no reference has the number of a word that the dictionary lacks
-        return self.reader.read(tokens[None], unknown=len(self.word_dictionary))[0][0].tolist()
+        return self.reader.read(tokens, unknown=len(self.word_dictionary))[0]
 
     def _decode(self, sample):
         """Greedy captions of a batch, and their dump rows."""
@@ -410,13 +406,7 @@ class GroundedCaptionTask(FairseqTask):
         result: Dict[str, float] = {}
         if self.cfg.eval_caption_metrics or self.cfg.eval_hallucination:
             tokens = {number: tokens for number, (tokens, _) in kept.generated.items()}
-            references = {
-                number: [
-                    dataset.split.tokens[caption].tolist()
-                    for caption in range(dataset.first_caption[number], dataset.first_caption[number + 1])
-                ]
-                for number in tokens
-            }
+            references = {number: dataset.references(number) for number in tokens}
             if self.cfg.eval_caption_metrics:
                 result.update(caption_metrics(tokens, references, self.folder.document_frequency()))
             if self.cfg.eval_hallucination:
