@@ -75,7 +75,7 @@ class AdaptiveAttention(Architecture):
             )
             words.append(word)
             sentinels.append(sentinel)
-            outputs.append(tape.weighted("output", [(language_hidden, 1.0), (mixed, 1.0)]))
+            outputs.append(self.say(tape, [language_hidden, mixed], []))
         return Replay(
             outputs=[outputs[place] for place in places],
             regions=regions,

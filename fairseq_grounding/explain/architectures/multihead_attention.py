@@ -63,7 +63,7 @@ class MultiheadAttention(Architecture):
             projected = tape.linear("context", [(context, projection.weight)], projection.bias)
             gated = tape.passing(projected, decoder.context_gate(hidden.value).sigmoid() * projected.value)
             words.append(word)
-            outputs.append(tape.weighted("output", [(hidden, 1.0), (gated, 1.0)]))
+            outputs.append(self.say(tape, [hidden, gated], []))
         return Replay(
             outputs=[outputs[place] for place in places],
             regions=regions,
