@@ -10,6 +10,24 @@ plugin=(--user-dir fairseq_grounding --task grounded_caption --no-progress-bar)
 # given_path PATH: what the user calls so in $called_from, where the script has gone to another folder
 given_path() { case $1 in /*) echo "$1" ;; *) echo "$called_from/$1" ;; esac; }
 
+# data_and_out SMALL FULL ARGUMENT...: sets smoke, data and out from a script's "DATA [OUT]" or "--smoke [OUT]"; SMALL and
+# FULL are where things go by default
+data_and_out() {
+    local small=$1 full=$2
+    shift 2
+    if [ $# -lt 1 ] || [ $# -gt 2 ] || { [[ $1 = -* ]] && [ "$1" != --smoke ]; }; then
+        echo "usage: $0 DATA [OUT]      or: $0 --smoke [OUT]" >&2
+        exit 2
+    fi
+    if [ "$1" = --smoke ]; then
+        smoke=1 out=$small
+    else
+        smoke='' data=$(given_path "$1") out=$full
+    fi
+    [ $# -lt 2 ] || out=$(given_path "$2")
+    mkdir -p "$out"
+}
+
 log() { echo "$(date +%H:%M:%S) $*" >&2; }
 
 # quietly FILE COMMAND...: the command's output goes to FILE; its end is shown where the command fails

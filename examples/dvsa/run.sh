@@ -14,19 +14,7 @@ cd "$(dirname "$0")/../.."
 # shellcheck source=examples/runs.sh
 . examples/runs.sh
 
-usage() {
-    echo "usage: $0 DATA [OUT]      or: $0 --smoke [OUT]" >&2
-    exit 2
-}
-[ $# -ge 1 ] && [ $# -le 2 ] || usage
-smoke=
-case $1 in
---smoke) smoke=1 out=runs/dvsa-smoke ;;
--*) usage ;;
-*) data=$(given_path "$1") out=runs/dvsa ;;
-esac
-[ $# -lt 2 ] || out=$(given_path "$2")
-mkdir -p "$out"
+data_and_out runs/dvsa-smoke runs/dvsa "$@"
 betas=${BETAS:-0,0.25,0.5,1,2,4}
 beta=${BETA:-1}
 

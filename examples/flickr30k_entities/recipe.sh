@@ -12,19 +12,7 @@ cd "$here/.."
 # shellcheck source=examples/runs.sh
 . "$here/runs.sh"
 
-usage() {
-    echo "usage: $0 DATA [OUT]      or: $0 --smoke [OUT]" >&2
-    exit 2
-}
-[ $# -ge 1 ] && [ $# -le 2 ] || usage
-smoke=
-case $1 in
---smoke) smoke=1 out=runs/smoke ;;
--*) usage ;;
-*) data=$(given_path "$1") out=runs/flickr30k ;;
-esac
-[ $# -lt 2 ] || out=$(given_path "$2")
-mkdir -p "$out"
+data_and_out runs/smoke runs/flickr30k "$@"
 seeds=${SEEDS:-1}
 
 # what every run of a kind has; on top of it the smoke run's sizes
