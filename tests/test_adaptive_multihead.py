@@ -19,7 +19,7 @@ from fairseq_grounding.models.multihead_attention import MultiheadAttentionConfi
 
 from . import commands
 from .slow_attention import SlowAdaptive, SlowMultihead
-from .test_up_down import CHOICES, FEATURES, WORDS, batch_of, batches, generate, near, pick
+from .test_up_down import CHOICES, FEATURES, WORDS, batch_of, batches, generate, near, pick, steps_with_a_swap
 
 KINDS = {
     "adaptive_attention": (AdaptiveAttentionModel, AdaptiveAttentionConfig, SlowAdaptive, {"attention_size": 4}),
@@ -122,19 +122,8 @@ def test_regions_in_another_order_get_the_same_attention(arch):
 def test_step_by_step_is_teacher_forcing_also_after_hypotheses_swapped_places(arch, batch, seed):
     model = build(arch)
     net_input, _ = batch_of(*batch, seed=seed)
-    tokens = net_input["prev_output_tokens"]
-    order = torch.randint(len(tokens), (len(tokens) + 1,), generator=torch.Generator().manual_seed(seed))
     logits, extra = model(**net_input)
-    encoded = model.encoder(**{k: v for k, v in net_input.items() if k != "prev_output_tokens"})
-    state: dict = {}
-    rows = torch.arange(len(tokens))
-    for time in range(tokens.shape[1]):
-        if time == 1:
-            rows = order
-            encoded = model.encoder.reorder_encoder_out(encoded, order)
-            model.decoder.reorder_incremental_state_scripting(state, order)
-        step_logits, step = model.decoder(tokens[rows, : time + 1], encoded, incremental_state=state)
-        real = tokens[rows, time].ne(WORDS.pad())
+    for rows, time, real, step_logits, step in steps_with_a_swap(model, net_input, seed):
         near(step_logits[real, 0], logits[rows[real], time].detach(), 1e-12)
         assert set(step) == set(extra)
         for name, (whole,) in extra.items():

@@ -148,6 +148,26 @@ def test_steps_are_the_reference_codes(figures, case):
         near(torch.stack([attention_cell, language_cell]), figures[f"{case}.step{time}.c"])
 
 
+def steps_with_a_swap(model, net_input, seed):
+    """Decode given captions step by step; before the second step hypotheses take each other's places, one twice.
+
+    Yields, for each step, the caption of each row, the step's number, which rows are still in their caption, and what
+    the decoder returned.
+    """
+    tokens = net_input["prev_output_tokens"]
+    order = torch.randint(len(tokens), (len(tokens) + 1,), generator=torch.Generator().manual_seed(seed))
+    encoded = model.encoder(**{k: v for k, v in net_input.items() if k != "prev_output_tokens"})
+    state: dict = {}
+    rows = torch.arange(len(tokens))
+    for time in range(tokens.shape[1]):
+        if time == 1:
+            rows = order
+            encoded = model.encoder.reorder_encoder_out(encoded, order)
+            model.decoder.reorder_incremental_state_scripting(state, order)
+        step_logits, step = model.decoder(tokens[rows, : time + 1], encoded, incremental_state=state)
+        yield rows, time, tokens[rows, time].ne(WORDS.pad()), step_logits, step
+
+
 def generate(model, words, net_input, **choices):
     """fairseq's own generator, as its commands build it."""
     with torch.no_grad():
